@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import pytest
 
 import scalein as si
@@ -22,6 +23,20 @@ def bench_filter_project(race: Race, c: ctypes.CDLL, rows: int, workers: int) ->
     assert_same(flow.collect(workers=workers), by_hand()(), by=())
     race(lambda: flow.collect(workers=workers), c=by_hand, duckdb=in_duckdb, goals={"c": 0.8, "duckdb": 3.5},
          row_count=rows, size_bytes=16 * rows, bound="memory bandwidth, 16 bytes a row")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def bench_clip(race: Race, rows: int, workers: int) -> None:
+    """A column between two bounds; bound: reading and writing 8 bytes a row."""
+    trades = data.trades(rows)
+    flow = si.from_arrow(trades).select(price=col("price").clip(20.0, 80.0))
+    prices = trades["price"].to_numpy()
+    in_duckdb = duck("select least(greatest(price, 20::double), 80::double) as price from trades", workers,
+                     trades=trades)
+    assert_same(flow.collect(workers=workers), {"price": np.clip(prices, 20.0, 80.0)}, by=())
+    assert_same(flow.collect(workers=workers), in_duckdb(), by=())
+    race(lambda: flow.collect(workers=workers), numpy=lambda: np.clip(prices, 20.0, 80.0), duckdb=in_duckdb,
+         goals={"duckdb": 2}, row_count=rows, size_bytes=16 * rows, bound="memory bandwidth, 16 bytes a row")
 
 
 @pytest.mark.parametrize("selectivity", [0.01, 0.5, 0.99])

@@ -6,11 +6,12 @@ import ctypes
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 import scalein as si
 from bench import yardsticks
 from bench.data import SEED
-from bench.race import Race, assert_same
+from bench.race import Race, assert_same, duck
 from scalein import col
 
 
@@ -39,6 +40,36 @@ def bench_udf_against_c(race: Race, c: ctypes.CDLL, rows: int) -> None:
     assert_same(flow.collect(workers=1), by_hand()(), by=())
     race(lambda: flow.collect(workers=1), c=by_hand, goals={"c": 1 / 1.3},
          row_count=rows, size_bytes=24 * rows, bound="arithmetic")
+
+
+def label_in_python(name: str, qty: int) -> str:
+    if name.startswith("a"):
+        return name[:3].upper() + "-" + str(qty)
+    return f"{name}/{qty % 10}"
+
+
+label = si.udf(label_in_python)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def bench_text_udf(race: Race, rows: int, workers: int) -> None:
+    """A function that reads and builds text, against the same in SQL, and against Python row by row."""
+    rng = np.random.default_rng(SEED + 9)
+    names = pa.array([f"{start} item-{n}" for n, start in enumerate(["an", "bé", "cd", "ap"] * 256)])
+    count = rows // 4
+    table = pa.table({"name": names.take(pa.array(rng.integers(0, len(names), count))),
+                      "qty": rng.integers(0, 1000, count)})
+    flow = si.from_arrow(table).select(label=label(col("name"), col("qty")))
+    in_duckdb = duck("select case when starts_with(name, 'a') then upper(name[:3]) || '-' || qty "
+                     "else name || '/' || (qty % 10) end as label from orders", workers, orders=table)
+    some = table.slice(0, count // 10)
+    in_python = [label_in_python(*row) for row in zip(*(some[name].to_pylist() for name in ("name", "qty")),
+                                                      strict=True)]
+    found = flow.collect(workers=workers)
+    assert found["label"].slice(0, len(some)).to_pylist() == in_python
+    assert_same(found, in_duckdb(), by=())
+    race(lambda: flow.collect(workers=workers), duckdb=in_duckdb, rounds=5, goals={"duckdb": 1},
+         row_count=count, size_bytes=40 * count, bound="copies of a few bytes")
 
 
 def bench_udf_against_map_batches(race: Race, rows: int) -> None:

@@ -70,8 +70,11 @@ def duck(query: str, threads: int, **tables: pa.Table) -> Callable[[], pa.Table]
     return lambda: connection.sql(query).to_arrow_table()
 
 
-def assert_same(got: pa.Table, want: pa.Table | Columns, by: tuple[str, ...]) -> None:
-    """The columns of `want` are in `got`, row for row, once both are sorted by `by`; () takes them as they come."""
+def assert_same(got: pa.Table, want: pa.Table | Columns, by: tuple[str, ...], atol: float = 0.0) -> None:
+    """The columns of `want` are in `got`, row for row, once both are sorted by `by`; () takes them as they come.
+
+    Floats may differ by the rounding of sums, and by `atol` where differences of large numbers are small ones.
+    """
     want = want if isinstance(want, pa.Table) else pa.table(want)
     got = got.select(want.column_names)
     want = want.cast(got.schema)
@@ -81,6 +84,7 @@ def assert_same(got: pa.Table, want: pa.Table | Columns, by: tuple[str, ...]) ->
     for field in got.schema:
         ours, theirs = got[field.name], want[field.name]
         if pa.types.is_floating(field.type):
-            np.testing.assert_allclose(ours.to_numpy(), theirs.to_numpy(), rtol=1e-12, err_msg=field.name)
+            np.testing.assert_allclose(ours.to_numpy(), theirs.to_numpy(), rtol=1e-12, atol=atol,
+                                       err_msg=field.name)
         else:
             assert ours.equals(theirs), f"{field.name} differs"

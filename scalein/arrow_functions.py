@@ -330,7 +330,7 @@ local_weekday = partial(_local, partial(pc.day_of_week, count_from_zero=False, w
 local_ordinal_day = partial(_local, pc.day_of_year)
 local_hour = partial(_local, pc.hour)
 local_minute = partial(_local, pc.minute)
-local_second = partial(_local, pc.second)
+local_second = partial(_local, lambda array: pc.second(pc.local_timestamp(array)))  # pc.second leaves the offset out
 local_millisecond = partial(_fraction, 3)
 local_microsecond = partial(_fraction, 6)
 local_nanosecond = partial(_fraction, 9)

@@ -90,7 +90,8 @@ def _parse(text: str, what: str, at: SourceLoc) -> int:
         name = part[2]
         unit = name if name in _NANOSECONDS else _WORDS.get(name) or _WORDS.get(name.removesuffix("s"))
         if unit is None and name.removesuffix("s") in _CALENDAR:
-            raise _unreadable(text, what, at, hint="months, quarters and years have no fixed length; use days")
+            raise _unreadable(text, what, at, hint="months, quarters and years have no fixed length; "
+                              "group by .dt.year() and .dt.month(), or use days")
         if unit is None or (smallest is not None and _NANOSECONDS[unit] >= smallest):
             raise _unreadable(text, what, at)
         smallest = _NANOSECONDS[unit]

@@ -205,6 +205,12 @@ class ComputeError(ScaleinError):
             hint = "try_cast gives null instead"
         elif hint is None and what.startswith("text that is no such time"):
             hint = "try_strptime gives null instead"
+        elif hint is None and what.startswith("integer overflow in `"):
+            hint = "cast to a wider type first, or use try_add, try_sub or try_mul, which give null instead"
+        elif hint is None and what.startswith("integer overflow in the sum"):
+            hint = "cast to a wider type first, such as pa.decimal128(38, 0) or pa.float64()"
+        elif hint is None and what.startswith("division by zero in `"):
+            hint = "try_floordiv and try_mod give null instead"
         super().__init__(what, at=at, hint=hint, **facts)
 
 

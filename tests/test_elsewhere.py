@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -21,12 +23,13 @@ from scalein.api.column import Column
 
 FLOW = si.from_arrow(pa.table({"x": [1, 2], "s": ["a", "b"]}))
 GROUPS = FLOW.group_by("s")
+EMPTY = pa.schema({"x": pa.int64()})
 MET: list[tuple[object, Mapping[str, str]]] = [
     (FLOW, hints.FLOW), (col("x"), hints.COLUMN), (col("s").str, hints.STR), (col("x").dt, hints.DT),
     (col("x").list, hints.LIST), (col("x").struct, hints.STRUCT), (GROUPS, hints.GROUP_BY),
-    (si, hints.MODULE),
+    (si.when(col("x") > 1), hints.WHEN), (si, hints.MODULE),
 ]  # fmt: skip
-IDS = ["flow", "column", "str", "dt", "list", "struct", "group_by", "module"]
+IDS = ["flow", "column", "str", "dt", "list", "struct", "group_by", "when", "module"]
 
 
 @pytest.mark.parametrize(("met", "name", "hint"), [
@@ -42,6 +45,13 @@ IDS = ["flow", "column", "str", "dt", "list", "struct", "group_by", "module"]
     (si, "hopping", 'scalein has no \'hopping\'; use sliding("t", "10s", every="2s")'),
     (si, "window_all", "scalein has no 'window_all'; use flow.group_by(si.tumbling(...)), without keys"),
     (col("x"), "nothing_like_it", "a Column has no 'nothing_like_it'"),
+    (FLOW, "s", "a Flow has no 's'; col('s') is the column"),
+    (FLOW, "null_count", "a Flow has no 'null_count'; use describe()"),
+    (FLOW, "value_counts", "a Flow has no 'value_counts'; use group_by(name).agg(si.count())"),
+    (col("x"), "null_count", "a Column has no 'null_count'; use si.count().filter(column.is_null())"),
+    (col("x"), "corr", "a Column has no 'corr'; use si.corr(x, y)"),
+    (si, "Int64", "scalein has no 'Int64'; use a type of pyarrow or its name: pa.int64(), \"int64\""),
+    (si.when(col("x") > 1), "otherwise", "when(...) without then(...) has no 'otherwise'; use then(value) first"),
 ])  # fmt: skip
 def test_a_name_from_elsewhere_is_answered(met: object, name: str, hint: str) -> None:
     with pytest.raises(AttributeError) as caught:
@@ -58,7 +68,7 @@ def test_hints_are_about_names_that_are_missing_and_lead_to_some_that_are_not(
              'col("x")': col("x"), 'col("x").str': col("x").str, 'col("x").dt': col("x").dt}  # fmt: skip
     for hint in table.values():
         if found := re.match(r"use (\w+)\b(?!\.)", hint):
-            assert hasattr(met, found[1]) or found[1] in ("it", "print", "when"), hint
+            assert hasattr(met, found[1]) or found[1] in ("it", "print", "when", "Python", "a"), hint
         if found := re.match(r'use (flow|si|\.str|\.list|\.struct|col\("x"\)(?:\.str|\.dt)?)\.(\w+)', hint):
             assert hasattr(homes[found[1]], found[2]) or found[2] in ("str", "dt"), hint
 
@@ -86,6 +96,64 @@ def test_subscripts_length_loops_and_in_are_answered(slip: Callable[[], object],
         slip()
     assert str(caught.value) == hint
     assert bool(FLOW), "a flow is true, whatever it will give"
+
+
+X = si.from_arrow({"x": [1]})
+
+
+@pytest.mark.parametrize(("slip", "hint"), [
+    (lambda: FLOW.sort("x", ascending=False), "'ascending'; use descending=True"),
+    (lambda: FLOW.sort(by="x"), "'by'; give only the columns: sort(\"x\", \"y\")"),
+    (lambda: FLOW.sort("x", key=len), "'key'; it is sort(*by, descending=False, nulls_last=False)"),
+    (lambda: FLOW.join(X, on="x", suffix="_r"), "'suffix'; a name that both sides have gets _right"),
+    (lambda: FLOW.join(X, "x", "left"), 'use join(other, on="x", how="left")'),
+    (lambda: FLOW.write_parquet("x", partition_by="s"), "si.to_parquet(folder, partition_by="),
+    (lambda: FLOW.write_csv(), "'path'; it is write_csv(path, data=None"),
+    (lambda: FLOW.rename(columns={"x": "y"}), 'use rename({"old": "new"})'),
+    (lambda: FLOW.filter(x=1), 'filter(col("x") == 1)'),
+    (lambda: FLOW.distinct(subset=["x"]), 'distinct("x", "y")'),
+    (lambda: FLOW.start(), "start(sink=si.to_parquet(folder))"),
+    (lambda: si.sliding("t", "10s", "2s"), 'use sliding("time", "10s", every="2s")'),
+    (lambda: si.tumbling("t", every="2s"), "for windows that overlap"),
+    (lambda: si.when(col("x") > 1, 1), "use when(condition).then(value).otherwise(other)"),
+    (lambda: si.when(col("x") > 1).then(1, 2), "then(value).otherwise(other)"),
+    (lambda: col("s").str.strptime("%Y"), 'strptime(pa.timestamp("us"), "%Y-%m-%d")'),
+    (lambda: col("s").str.contains("a|b", regex=True), "matches(pattern)"),
+    (lambda: col("x").is_in(1, 2), "is_in([1, 2, 3])"),
+    (lambda: col("x").std(ddof=0), "(ddof 1)"),
+    (lambda: col("x", "s"), "it takes one name"),
+    (lambda: si.count("x"), 'col("x").count() counts values'),
+    (lambda: si.concat_str("x", sep="-"), "use separator="),
+    (lambda: si.read_csv("a.csv", sep=";"), "use delimiter="),
+    (lambda: si.read_parquet("a", columns=["x"]), "use .select(...)"),
+    (lambda: si.to_parquet("a", partition_cols="x"), "use partition_by="),
+])  # fmt: skip
+def test_arguments_from_elsewhere_are_answered(slip: Callable[[], object], hint: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        slip()
+    assert hint in str(caught.value)
+
+
+def test_every_function_with_hints_for_arguments_gives_them_and_is_documented_as_before() -> None:
+    """By its own name, so that a function that is renamed or not decorated is found."""
+    from scalein.api import column, flow, functions, methods, sinks, sources, windows
+
+    for name in hints.ARGUMENTS:
+        owner, _, method = name.rpartition(".")
+        homes = [getattr(module, owner) if owner else module
+                 for module in (column, flow, functions, methods, sinks, sources, windows)
+                 if hasattr(module, owner or method)]
+        function = getattr(homes[0], method)
+        assert function.__wrapped__.__qualname__ == name
+        assert function.__globals__ is function.__wrapped__.__globals__, "doctests are collected of the module's own"
+        with pytest.raises(TypeError, match="no_such_argument'; "):
+            function(no_such_argument=1)
+
+
+def test_a_type_error_inside_of_a_function_stays_as_it_is() -> None:
+    with pytest.raises(TypeError) as caught:
+        col("x").is_in(FLOW)  # type: ignore[arg-type]
+    assert str(caught.value).startswith("a Flow cannot be looped over")
 
 
 @pytest.mark.parametrize(("name", "hint"), [
@@ -145,7 +213,22 @@ def test_functions_of_numpy_and_math_that_have_an_equal(
     (lambda x: range(x), "not one number"), (lambda x: len(x), "si.count"), (lambda x: x[0], r"\.list\.get"),
     (lambda x: x["a"], r"\.struct\.field\('a'\)"), (lambda x: bool(x), "neither true nor false"),
     (lambda x: [*x], "looped over"), (lambda x: 1 if x > 2 else 3, "& for and"),
-    (lambda x: 3 in x, "is_in"), (lambda x: list(x), "looped over"),
+    (lambda x: 3 in x, "is_in"), (lambda x: list(x), "looped over"), (lambda x: sum(x), r"\.sum\(\) (.|\n)*in agg"),
+    (lambda x: max(x, 3), "max_horizontal"), (lambda x: min(x, x + 1), "min_horizontal"),
+    (lambda x: x == 1 & x == 2, "parentheses"), (lambda x: x > 1 | x > 2, "parentheses"),
+    (lambda x: FLOW.select(y=si.when(x > 1)), r"when\(x > 1\)(.|\n)*then\(value\)"),
+    (lambda x: FLOW.select(y=pl.col("x")), "polars.Expr(.|\n)*scalein's col"),
+    (lambda x: x + pl.col("x"), "polars.Expr(.|\n)*scalein's col"),
+    (lambda x: FLOW.sort(pl.col("x")), "scalein's col"),
+    (lambda x: FLOW.group_by("x").agg(pl.col("s")), "scalein's col"),
+    (lambda x: x + FLOW, "a flow is not a column"), (lambda x: FLOW.describe("x"), r"flow\.select\('x'\)"),
+    (lambda x: FLOW.count(["x", "s"]), r"flow\.select\('x', 's'\)"),
+    (lambda x: si.flow(EMPTY).count(), r"count\(data\)"),
+    (lambda x: si.flow(EMPTY).describe(), r"describe\(data\)"),
+    (lambda x: si.flow(pl.Schema({"x": pl.Int64})), "to_arrow"),
+    (lambda x: si.flow(pd.DataFrame({"x": [1]}).dtypes), "from_pandas"),
+    (lambda x: si.flow(EMPTY.empty_table()), r"\.schema"),
+    (lambda x: x.str.strptime("%Y", pa.date32()), "after the type"),
 ])  # fmt: skip
 def test_slips_are_answered_at_their_line(slip: Callable[[Column], object], says: str) -> None:
     with pytest.raises(BadArgument, match=says) as caught:

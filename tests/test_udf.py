@@ -518,10 +518,13 @@ def endless(x: int) -> int:
         x = x % 7
     return x
 
-flow = si.from_arrow(pa.table({"x": list(range(1000))})).filter(endless(col("x")) == 1)
-print("started", flush=True)
+def run(x):
+    si.from_arrow(pa.table({"x": x})).filter(endless(col("x")) == 1).collect(workers=int(sys.argv[1]))
+
+run([-1] * 1000)  # imports all that it needs: class bodies hide what interrupts them
 try:
-    flow.collect(workers=int(sys.argv[1]))
+    print("started", flush=True)
+    run(list(range(1000)))
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """

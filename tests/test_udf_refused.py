@@ -78,8 +78,12 @@ def float_as_text(x: float) -> str:
     return f"{x}"
 
 
+def padded_format(n: int) -> str:
+    return f"{n:02d}"
+
+
 def unknown_format(n: int) -> str:
-    return f"{n:05d}"
+    return f"{n:>5}"
 
 
 def shown(s: str) -> str:
@@ -148,9 +152,10 @@ def untyped_none(x: float) -> float:
 
 
 REFUSED = [a_list, an_unset_local, no_type, no_result, falls_through, maybe_none, returns_none, two_types, narrows,
-           unknown_function, text_sum, text_product, float_as_text, unknown_format, shown, slice_with_step,
-           index_of_a_number, replaces_anything, unknown_method, strips_anything, over_items, captured_list,
-           captured_giant, raises, calls_itself, calls_python, compares_kinds, unknown_type, untyped_none]  # fmt: skip
+           unknown_function, text_sum, text_product, float_as_text, unknown_format, padded_format, shown,
+           slice_with_step, index_of_a_number, replaces_anything, unknown_method, strips_anything, over_items,
+           captured_list, captured_giant, raises, calls_itself, calls_python, compares_kinds, unknown_type,
+           untyped_none]  # fmt: skip
 
 
 def test_what_is_refused(golden: Any) -> None:

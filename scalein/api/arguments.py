@@ -10,7 +10,7 @@ from scalein.dtypes import alike as same_type
 from scalein.errors import BadArgument, BadName, SourceLoc, WrongType, type_name
 from scalein.ir.exprs import Call, Col, Expr, Named, type_of
 from scalein.ir.functions.nested import is_struct
-from scalein.ir.literals import PLAIN
+from scalein.ir.literals import PLAIN, hint_for_object
 from scalein.ir.ops import By, Distinct, Explode, Join, Op, OuterJoin, Project, Sort
 from scalein.ir.printer import show_expr
 from scalein.ir.resolve import Scope, column, resolve, shown
@@ -316,7 +316,8 @@ def first_rows(op: Op, count: object, by: object, descending: bool, scope: Scope
 
 def _by(given: object, descending: bool, scope: Scope) -> By:
     if not isinstance(given, str | Column | list | tuple | set):
-        raise BadArgument(f"{scope.step} takes columns and their names", at=scope.at, found=repr(given))
+        raise BadArgument(f"{scope.step} takes columns and their names", at=scope.at, found=repr(given),
+                          hint=hint_for_object(given))
     expr = row_expr(as_item(given, scope), scope)
     if type_of(expr).is_nested:
         raise WrongType(f"{type_of(expr)!r} has no order", at=scope.at, step=scope.step, found=repr(given),

@@ -11,7 +11,7 @@ import pyarrow as pa
 from scalein.connectors.base import BoundSource
 from scalein.connectors.in_memory import Batches, conform, of_arrow, of_table_as_is, plain_schema
 from scalein.dtypes import Schema, from_arrow_type
-from scalein.errors import BadArgument, SourceLoc, WrongType
+from scalein.errors import BadArgument, SourceLoc, WrongType, type_name
 from scalein.ir.literals import as_dtype
 from scalein.ir.ops import Op, Source
 from scalein.ir.rewrite import rewrite, walk_ops
@@ -32,17 +32,28 @@ def unbound(schema: object, at: SourceLoc) -> Source:
     return Source("input", arrow, tuple(arrow.names), None, at=at)
 
 
+_SCHEMAS = {
+    "polars.Schema": "give the Arrow schema: df.head(0).to_arrow().schema",
+    "polars.DataFrame": "from_arrow(df) begins with its rows; df.head(0).to_arrow().schema is its schema",
+    **dict.fromkeys(("pandas.DataFrame", "pandas.Series"), "give the Arrow schema: pa.Schema.from_pandas(df)"),
+    **dict.fromkeys(("pyarrow.Table", "pyarrow.RecordBatch", "pyarrow.RecordBatchReader", "scalein.Flow"),
+                    "give its .schema; from_arrow(data) begins with the rows"),
+}  # fmt: skip
+
+
 def as_schema(given: object, step: str, at: SourceLoc) -> pa.Schema:
     """The schema meant by a pyarrow schema, a mapping of names to types, or a StructType of Spark's."""
     if type(given).__name__ == "StructType" and type(given).__module__.startswith("pyspark."):
         from scalein.spark.types import flow_schema
 
         given = flow_schema(given, at)
-    if isinstance(given, Mapping):
+    if isinstance(given, Mapping) and type_name(given) not in _SCHEMAS:
         given = pa.schema([pa.field(str(name), as_dtype(dtype, at).arrow) for name, dtype in given.items()])
     if not isinstance(given, pa.Schema):
+        known = _SCHEMAS.get(type_name(given))
         raise BadArgument(f"{step} takes a pyarrow or Spark schema, or a dict of names and types", at=at,
-                          found=repr(given), hint='for example {"price": pa.float64()}')
+                          found=repr(given) if known is None else type_name(given),
+                          hint=known or 'for example {"price": pa.float64()}')
     arrow = plain_schema(given, at)
     _check_types(arrow, at)
     return arrow
@@ -55,7 +66,7 @@ def _check_types(schema: pa.Schema, at: SourceLoc) -> None:
         raise WrongType(error.what, at=at, found=error.facts.get("found"), hint=error.hint) from None
 
 
-_HINT = "give it here: collect(data)"
+_HINT = "give it to the call: collect(data), count(data), describe(data), write_parquet(path, data)"
 
 
 def bind(op: Op, data: object, at: SourceLoc, hint: str = _HINT) -> Op:
@@ -75,12 +86,19 @@ def _unbound(op: Op, data: object, at: SourceLoc, hint: str) -> Source | None:
             raise BadArgument("the flow has no data yet: it begins with si.flow(schema)", at=at, hint=hint)
         return None
     if not waiting:
-        raise BadArgument("the flow has its data already", at=at,
-                          hint="begin it with si.flow(schema) to give the data later")
+        raise BadArgument("the flow has its data already", at=at, hint=_how_to_choose(data))
     if len(waiting) > 1:
         raise BadArgument("the flow waits for more than one input", at=at, found=f"{len(waiting)} unbound inputs",
                           hint="bind all but one with from_arrow")
     return waiting[0]
+
+
+def _how_to_choose(given: object) -> str:
+    """A hint for what was given as data to a flow that has its own; names are meant as columns."""
+    names = given if isinstance(given, list | tuple) else [given]
+    if names and all(isinstance(name, str) for name in names):
+        return f"for some columns, select them first: flow.select({', '.join(map(repr, names))})"
+    return "begin it with si.flow(schema) to give the data later"
 
 
 def _bound(source: Source, data: Batches, at: SourceLoc) -> Source:

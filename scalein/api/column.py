@@ -16,12 +16,12 @@ from scalein.api.methods import Aggregates, DtMethods, ListMethods, StrMethods, 
 from scalein.errors import BadArgument, SourceLoc, here
 from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, Lit, args_of, walk
 from scalein.ir.functions.registry import REGISTRY
-from scalein.ir.literals import as_dtype, fit, literal, own_type
+from scalein.ir.literals import as_dtype, fit, hint_for_object, literal, own_type
 from scalein.ir.printer import show_agg, show_expr
 from scalein.ir.resolve import nested_aggregate
 
 
-class Column(Aggregates, ForeignNames):
+class Column(Aggregates):
     """An expression over columns, or an aggregate of one; made by `col`, `lit`, `when` and `count`.
 
     >>> from scalein import col
@@ -200,11 +200,12 @@ class Column(Aggregates, ForeignNames):
 
     def __bool__(self) -> NoReturn:
         raise BadArgument("a column is neither true nor false by itself", at=here(), found=repr(self),
-                          hint="use & for and, | for or, ~ for not, .is_in for in, and .between for a < x < b")
+                          hint=_how_to_decide(self._node))
 
     def __iter__(self) -> NoReturn:
         raise BadArgument("a column cannot be looped over", at=here(), found=repr(self),
-                          hint="run the flow with collect() and loop over its result")
+                          hint="for sum(), max() and the like use .sum() and .max() in agg; "
+                          "to loop over rows, run the flow with collect()")
 
     def __contains__(self, value: object) -> NoReturn:
         raise BadArgument("`in` does not look into a column", at=here(), found=repr(self),
@@ -562,6 +563,18 @@ def _has_aggregate(expr: Expr) -> bool:
     return any(isinstance(node, AggregateResult) for node in walk(expr))
 
 
+def _how_to_decide(node: Expr | Agg) -> str:
+    """A hint for a column that Python asked for its truth; & and | inside of a comparison lack parentheses."""
+    match node:
+        case Call("eq" | "ne" | "lt" | "le" | "gt" | "ge", (*_, Call("and" | "or"))):
+            return "comparisons need parentheses beside & and |: (a > 1) & (b < 2)"
+        case Call("lt" | "gt"):
+            return ("use & for and, | for or, ~ for not, .is_in for in, .between for a < x < b, "
+                    "and si.max_horizontal and si.min_horizontal for max and min")
+        case _:
+            return "use & for and, | for or, ~ for not, .is_in for in, and .between for a < x < b"
+
+
 def as_expr(value: object, at: SourceLoc) -> Expr:
     """A column's expression, or the constant that `value` is."""
     return value._expr() if isinstance(value, Column) else literal(value, at)
@@ -574,9 +587,10 @@ def as_column(value: object, step: str) -> Column:
     if isinstance(value, str):
         return col(value)
     raise BadArgument(f"{step} takes columns and their names", at=here(), found=repr(value),
-                      hint="a constant is written lit(...)")
+                      hint=hint_for_object(value) or "a constant is written lit(...)")
 
 
+@hints.with_argument_hints
 def col(name: str) -> Column:
     """The column of this name, in whatever flow the expression is used.
 
@@ -608,6 +622,7 @@ def lit(value: object, dtype: object = None) -> Column:
     return Column(fitted)
 
 
+@hints.with_argument_hints
 def count() -> Column:
     """The number of rows, for `agg`; its name is "count" unless it gets another.
 
@@ -646,13 +661,17 @@ def corr(x: Column | str, y: Column | str) -> Column:
 
 # Choices between values: `when(condition).then(value)`, more of these, and `otherwise(value)`.
 
-class When:
+class When(ForeignNames):
     """A condition that waits for its value: `when(...).then(...)`."""
 
     __slots__ = ("_branches",)
+    _called, _elsewhere = "when(...) without then(...)", hints.WHEN
 
     def __init__(self, branches: tuple[Expr, ...]) -> None:
         self._branches = branches
+
+    def __repr__(self) -> str:
+        return f"when({show_expr(self._branches[-1])})"
 
     def then(self, value: object) -> Then:
         """The value where the condition is true and none before it was."""
@@ -684,6 +703,7 @@ class Then(Column):
         return Column(_nested(self._branches, _choice(value, "otherwise"), here()))
 
 
+@hints.with_argument_hints
 def when(condition: object) -> When:
     """The start of a choice; only the branch that is taken can fail.
 

@@ -501,7 +501,7 @@ class Flow(ForeignNames):
     def start(self, data: object = None, *, sink: object, checkpoint: object = None, every: Duration = "1s",
               emit: str = "final", late: object = "drop", on_error: object = "raise", workers: int | None = None,
               memory: str | int | None = None, max_rows_per_second: float | None = None, savepoint: object = None,
-              bootstrap: Flow | None = None) -> Job:
+              bootstrap: Flow | None = None, until: str | None = None, restarts: int = 0) -> Job:
         """Run the flow as a job, in the background: `wait()` for its end, `stop()` it, `scale(n)` it meanwhile.
 
         With a `checkpoint` directory, everything is saved `every` so often; started again with the same one, after a
@@ -509,11 +509,16 @@ class Flow(ForeignNames):
         when it closes, a running aggregate at the end) or "changes" (each group whenever it changed, with a column
         `op`). `late` is "drop", "error", or a sink for rows that come after all their windows have closed; `on_error`
         is "raise", "null" (an expression that fails in a row is null there, and so is a field of a CSV or JSON line
-        that cannot be decoded), or a sink for rows whose computation fails, and for lines that are none: these have
-        their file, number and text in the columns `bad_file`, `bad_line` and `bad_text`. A new job may begin from a
-        `savepoint` of another one (`job.snapshot("name")`), or with the rows of a bounded flow (`bootstrap`), which
-        fill its state and give no results. `memory` is for batches that wait, tables and state together; what is more
-        goes to disk, or waits in the source.
+        that cannot be decoded), or a sink for dead letters: rows whose computation fails, with all columns of the
+        source; lines that cannot be decoded; files that cannot be read. Their columns `error`, `bad_file`, `bad_line`
+        and `bad_text` have the reason and the origin; a `_` is added to names that the source has. A new job may begin
+        from a `savepoint` of another one (`job.snapshot("name")`), or with the rows of a bounded flow (`bootstrap`),
+        which fill its state and give no results. `memory` is for batches that wait, tables and state together; what is
+        more goes to disk, or waits in the source.
+
+        `until="now"` ends the job when it has taken what is there, with windows left open: the next start with the same
+        checkpoint takes what came since, as a job of every night does. `restarts` is how often a job that failed is
+        started again, from its last checkpoint, after failures that may pass: of a disk, a network or a sink.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col
@@ -528,7 +533,7 @@ class Flow(ForeignNames):
         from scalein.api.start import start
 
         return start(self.op, data, sink, checkpoint, savepoint, None if bootstrap is None else _as_op(bootstrap),
-                     every, emit, late, on_error, max_rows_per_second,
+                     every, emit, late, on_error, max_rows_per_second, until, restarts,
                      Options.make(workers=workers, memory=memory, at=at), at)
 
     def explain(self, level: str = "logical", *, verbose: bool = False, analyze: bool = False) -> str:
@@ -573,6 +578,13 @@ class Flow(ForeignNames):
         return map_partitions(self.op, rows)
 
     # --- habits from elsewhere
+
+    if not TYPE_CHECKING:  # a type checker should go on reporting names that are not there
+
+        def __getattr__(self, name: str) -> object:
+            if not name.startswith("_") and name != "op" and name in self.columns:
+                raise AttributeError(f"a Flow has no {name!r}; col({name!r}) is the column", name=name, obj=self)
+            return super().__getattr__(name)
 
     def __getitem__(self, key: object) -> NoReturn:
         raise TypeError(f"a Flow has no items; {hints.subscript(key)}")

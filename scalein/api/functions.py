@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from scalein.api.column import Column, as_expr, col
+from scalein.api.hints import with_argument_hints
 from scalein.errors import BadArgument, BadName, SourceLoc, here
 from scalein.ir.exprs import Call, Expr
 from scalein.ir.functions.registry import REGISTRY
 
 
+@with_argument_hints
 def concat_str(*columns: object, separator: str = "") -> Column:
     """The values of all columns as one text, with a separator between them; null where one of them is.
 

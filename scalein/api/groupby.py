@@ -129,8 +129,10 @@ def _how_to_write(given: object) -> str:
             return "unpack it: agg(**aggregates)"
         case list() | tuple() | set():
             return "unpack it: agg(*aggregates)"
-        case _:
+        case Column():
             return "for example col(...).sum(), .first() or si.count()"
+        case _:
+            return "write it with scalein's col: col(...).sum(), .first() or si.count()"
 
 
 def group(op: Op, keys: Iterable[object], named: Mapping[str, object], wrap: type[Flow]) -> GroupBy:

@@ -1,13 +1,18 @@
 """What users of PySpark, pandas, Polars, Flink and Bytewax write first, and what it is called here: hints for names
-that are missing.
+and arguments that are missing.
 
-A name that is missing is an `AttributeError`, as Python's protocols (`hasattr`, pickle, copy, notebooks) expect.
+A name that is missing is an `AttributeError`, as Python's protocols (`hasattr`, pickle, copy, notebooks) expect, and a
+call with other arguments than a function has is a `TypeError`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import TYPE_CHECKING, ClassVar, ParamSpec, TypeVar
 
 _ALONE = "a row does not see the others; group_by(...).agg(...) does"
 _CHOICE = "begin with when(...).then(...)"
@@ -20,16 +25,53 @@ def missing(what: str, name: str, table: Mapping[str, str], obj: object = None) 
 
 
 class ForeignNames:
-    """The base of what users meet: names from elsewhere are answered with the name here."""
+    """The base of what users meet: names and arguments from elsewhere are answered with those here."""
 
     __slots__ = ()
     _called: ClassVar[str]
     _elsewhere: ClassVar[Mapping[str, str]]
 
+    def __init_subclass__(cls) -> None:
+        for name, method in list(vars(cls).items()):
+            if f"{cls.__name__}.{name}" in ARGUMENTS:
+                setattr(cls, name, with_argument_hints(method))
+
     if not TYPE_CHECKING:  # a type checker should go on reporting names that are not there
 
         def __getattr__(self, name: str) -> object:
             raise missing(self._called, name, self._elsewhere, self)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def with_argument_hints(fn: Callable[P, R]) -> Callable[P, R]:
+    """The function; a call with arguments that it does not have gets the hint of `ARGUMENTS`, or its parameters."""
+    answer = functools.partial(_answer, fn)
+
+    def call(*args: P.args, **named: P.kwargs) -> R:
+        try:
+            return fn(*args, **named)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # raised inside
+                raise
+            raise TypeError(answer(str(error))) from None
+
+    assert isinstance(call, FunctionType)
+    # Doctests are collected of functions whose globals are those of the module that they are in.
+    globals_of = getattr(fn, "__globals__", call.__globals__)
+    same = FunctionType(call.__code__, globals_of, call.__name__, None, call.__closure__)
+    return functools.wraps(fn)(same)
+
+
+def _answer(fn: Callable[..., object], error: str) -> str:
+    table = ARGUMENTS[fn.__qualname__]
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", error)
+    parameters = [str(each.replace(annotation=each.empty)) for name, each in inspect.signature(fn).parameters.items()
+                  if name != "self"]
+    written = f"it is {fn.__name__}({', '.join(parameters)})"
+    return f"{error}; {table.get(unknown[1] if unknown else '', table.get('', written))}"
 
 
 def subscript(key: object) -> str:
@@ -83,6 +125,8 @@ FLOW = {
     "dropna": 'use filter(col("x").is_not_null())', "fillna": 'use with_columns(col("x").fill_null(...))',
     "fill_null": 'use with_columns(col("x").fill_null(...))', "printSchema": "use schema", "dtypes": "use schema",
     "subtract": 'use join(..., how="anti")', "intersect": 'use join(..., how="semi")',
+    "null_count": "use describe()", "value_counts": "use group_by(name).agg(si.count())",
+    **dict.fromkeys(("corr", "cov"), "use group_by().agg(si.corr(x, y)), or si.cov"),
     "withWatermark": "use with_watermark", "lazy": "a flow is lazy already", "summary": "use describe",
     "connect": "use union or join", "filterNot": "use filter(~condition)", "fetch": "use head(n).collect()",
     **dict.fromkeys(("cache", "persist"), "collect() it once, and go on with from_arrow"),
@@ -114,12 +158,15 @@ COLUMN = {
     "like": "use .str.contains, .str.starts_with or .str.matches", "rlike": "use .str.matches",
     "contains": "use .str.contains", "startswith": "use .str.starts_with", "endswith": "use .str.ends_with",
     "substr": "use .str.slice, which counts from 0", "concat": "use +, or si.concat_str(...)",
-    "try_div": "use try_divide",
+    "try_div": "use try_divide", "corr": "use si.corr(x, y)", "cov": "use si.cov(x, y)",
+    "null_count": "use si.count().filter(column.is_null())",
     "log10": "use log() / math.log(10)", "log2": "use log() / math.log(2)", "xxhash64": "use hash", "eq": "use ==",
     "ne": "use !=", "and_": "use &", "or_": "use |", "not_": "use ~",
     **dict.fromkeys(("map", "apply", "map_elements"), "call a function under @si.udf with the column"),
     **dict.fromkeys(("shift", "diff", "lag", "lead", "rank", "cum_sum", "cumsum", "rolling_mean"), _ALONE),
 }  # fmt: skip
+
+WHEN = dict.fromkeys(("otherwise", "alias", "cast", "when", "end"), "use then(value) first")
 
 STR = {
     "strip_chars": "use strip", "strip_chars_start": "use lstrip", "strip_chars_end": "use rstrip",
@@ -185,6 +232,16 @@ MODULE = {
     **dict.fromkeys(("count_distinct", "countDistinct"), 'use col("x").n_unique()'),
     "approx_count_distinct": 'use col("x").approx_n_unique()', "collect_list": 'use col("x").collect()',
     "quantile": 'use col("x").quantile(q)', "max_by": 'use col("x").arg_max(by)', "min_by": 'use col("x").arg_min(by)',
+    **dict.fromkeys(("datetime", "date", "time", "timestamp"),
+                    "use Python's datetime, date and time: col(\"t\") > datetime(2024, 5, 1)"),
+    **dict.fromkeys(("duration", "timedelta", "interval"), "use Python's timedelta(days=1)"),
+    **dict.fromkeys(("now", "current_timestamp"), "use lit(datetime.now()), which is the time of the plan"),
+    **dict.fromkeys(("to_date", "to_timestamp", "to_datetime"),
+                    'use col("x").str.strptime(pa.timestamp("us"), format)'),
+    **dict.fromkeys(("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float32", "Float64",
+                     "Utf8", "String", "Boolean", "Date", "Datetime", "Duration", "Decimal", "IntegerType", "LongType",
+                     "DoubleType", "StringType"), 'use a type of pyarrow or its name: pa.int64(), "int64"'),
+    "all": "use flow.columns, which has the names", "expr": "write the expression with col(...)",
     "len": "use count()", "date_trunc": 'use col("x").dt.truncate(every)', "xxhash64": 'use col("x").hash()',
     "explode": "use flow.explode(name)", "desc": "use flow.sort(column, descending=True)",
     "window": "use tumbling or sliding", "session_window": "there are tumbling and sliding windows",
@@ -201,6 +258,67 @@ MODULE = {
     "readStream": "use read_parquet(..., follow=True)",
     **dict.fromkeys(("DataFrame", "LazyFrame", "createDataFrame", "from_pandas", "from_polars"), "use from_arrow"),
     **dict.fromkeys(("from_dict", "from_pydict", "from_dicts", "from_pylist"), "use from_arrow(data)"),
+}  # fmt: skip
+
+# Arguments by function: of a keyword that it does not have, or of any other call that does not fit ("").
+_SELECTED = dict.fromkeys(("columns", "usecols"), "use .select(...) of the flow, which reads only these")
+_TYPES = dict.fromkeys(("dtype", "dtypes", "types", "schema_overrides"),
+                       "use schema=, with all columns and their types")
+_PARTITIONED = dict.fromkeys(("partition_by", "partitionBy", "partition_cols"), "one file is written here; "
+                             'flow.start(sink=si.to_parquet(folder, partition_by="x")).wait() writes a folder')
+_WRITTEN = {
+    **_PARTITIONED, **dict.fromkeys(("index", "row_index"), "a flow has no index: there is nothing to leave out"),
+    **dict.fromkeys(("mode", "overwrite"), "a file of that name is replaced when the new one is complete"),
+}  # fmt: skip
+_DIRECTORY = dict.fromkeys(("partitionBy", "partition_cols", "partitioning"), "use partition_by=")
+_SUFFIX = ("suffix", "suffixes", "lsuffix", "rsuffix")
+_STRPTIME = ('it takes the type, then the format: strptime(pa.timestamp("us"), "%Y-%m-%d"); '
+             '.cast(pa.timestamp("us")) reads ISO times')
+ARGUMENTS: dict[str, dict[str, str]] = {
+    "Flow.filter": {"": 'write conditions: filter(col("x") == 1)'},
+    "Flow.drop": {**dict.fromkeys(("columns", "labels", "axis"), 'give only the names: drop("x", "y")')},
+    "Flow.rename": {"": 'use rename({"old": "new"})'},
+    "Flow.cast": {"": 'use cast({"x": "float64"})'},
+    "Flow.distinct": {"subset": 'give only the names: distinct("x", "y")',
+                      "keep": "the first row of each is taken; sort before it to choose another"},
+    "Flow.sort": {"ascending": "use descending=True, or a list with one for each column",
+                  "reverse": "use descending=True", "by": 'give only the columns: sort("x", "y")',
+                  **dict.fromkeys(("na_position", "nulls_first"), "nulls come first, unless nulls_last=True")},
+    "Flow.top_k": {"": 'use top_k(10, "x")'}, "Flow.bottom_k": {"": 'use bottom_k(10, "x")'},
+    "Flow.join": {"": 'use join(other, on="x", how="left")',
+                  **dict.fromkeys(_SUFFIX, "a name that both sides have gets _right; rename() gives it another"),
+                  **dict.fromkeys(("left_index", "right_index"), "a flow has no index; use on="),
+                  "validate": "a group_by of the table's keys shows whether they are unique"},
+    "Flow.with_watermark": {"": 'use with_watermark("time", "10s")'},
+    "Flow.collect": {"streaming": "it computes in batches; memory= limits what it holds"},
+    "Flow.describe": {"percentiles": 'use group_by().agg(col("x").quantile(q))'},
+    "Flow.start": {"": "use start(sink=si.to_parquet(folder))"},
+    **{f"Flow.write_{kind}": _WRITTEN for kind in ("parquet", "ipc", "json")},
+    "Flow.write_csv": {**_WRITTEN,
+                       **dict.fromkeys(("sep", "separator", "delimiter"), "fields are separated by commas")},
+    "Column.is_in": {"": "give one list: is_in([1, 2, 3])"},
+    "Column.round": {**dict.fromkeys(("decimals", "ndigits"), "use digits=")},
+    "Aggregates.std": {"ddof": "it is the sample's standard deviation (ddof 1)"},
+    "Aggregates.var": {"ddof": "it is the sample's variance (ddof 1)"},
+    "Aggregates.quantile": {"": "use quantile(0.95)",
+                            "interpolation": "it interpolates between the two nearest values"},
+    "StrMethods.contains": {**dict.fromkeys(("regex", "literal", "case"), "contains looks for plain text; "
+                            "use matches(pattern) for a regular expression")},
+    "StrMethods.strptime": {"": _STRPTIME, "strict": "use try_strptime, which gives null"},
+    "StrMethods.try_strptime": {"": _STRPTIME},
+    "When.then": {"": "it takes one value: when(condition).then(value).otherwise(other)"},
+    "when": {"": "use when(condition).then(value).otherwise(other)"},
+    "col": {"": "it takes one name; select and group_by take several"},
+    "count": {"": 'it counts rows; col("x").count() counts values'},
+    "concat_str": {**dict.fromkeys(("sep", "delimiter"), "use separator=")},
+    "tumbling": {"": 'use tumbling("time", "10s")',
+                 "every": 'use sliding("time", "10s", every="2s") for windows that overlap'},
+    "sliding": {"": 'use sliding("time", "10s", every="2s")'},
+    "read_csv": {**_SELECTED, **_TYPES, **dict.fromkeys(("sep", "separator"), "use delimiter="),
+                 **dict.fromkeys(("header", "has_header", "names"), "the first line has the names")},
+    **{f"read_{kind}": {**_SELECTED, **_TYPES, "filters": "use .filter(...) of the flow, which skips what it can"}
+       for kind in ("parquet", "json", "ipc")},
+    **{f"to_{kind}": _DIRECTORY for kind in ("parquet", "csv", "json", "ipc")},
 }  # fmt: skip
 
 # Functions of numpy that have no equal as one function here.

@@ -255,7 +255,8 @@ def _text(value: object, method: str) -> str:
 def _format(pattern: object, method: str) -> str:
     """A format of times, spelled out, if it is one."""
     if not isinstance(pattern, str):
-        raise BadArgument(f"{method} takes a format", at=here(), found=repr(pattern), hint='for example "%Y-%m-%d"')
+        hint = 'for example "%Y-%m-%d"' + (", after the type" if method == "str.strptime" else "")
+        raise BadArgument(f"{method} takes a format", at=here(), found=repr(pattern), hint=hint)
     given, pattern = pattern, time_formats.spelled_out(pattern)
     try:
         time_formats.parts(pattern)
@@ -602,7 +603,7 @@ class DtMethods(ForeignNames):
 
 # Aggregates of a column, for `group_by(...).agg(...)`: `col("price").sum()`.
 
-class Aggregates:
+class Aggregates(ForeignNames):
     """The aggregate methods of a Column."""
 
     __slots__ = ()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from scalein.api.hints import with_argument_hints
 from scalein.errors import BadArgument, here
 from scalein.options import parse_size
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from scalein.connectors.sinks.simple import CallbackSink, ConsoleSink, MemorySink
 
 
+@with_argument_hints
 def to_parquet(path: object, *, partition_by: str | Sequence[str] | None = None, roll: str | int = "256MB") -> FileSink:
     """Parquet files in a directory, which is made if it is not there; files in it stay.
 
@@ -32,6 +34,7 @@ def to_parquet(path: object, *, partition_by: str | Sequence[str] | None = None,
     return _files(path, ParquetFiles(), partition_by, roll, "to_parquet")
 
 
+@with_argument_hints
 def to_ipc(path: object, *, partition_by: str | Sequence[str] | None = None, roll: str | int = "256MB") -> FileSink:
     """Arrow IPC files in a directory; otherwise like `to_parquet`. They are larger, but can be mapped and read at once.
 
@@ -44,6 +47,7 @@ def to_ipc(path: object, *, partition_by: str | Sequence[str] | None = None, rol
     return _files(path, IpcFiles(), partition_by, roll, "to_ipc")
 
 
+@with_argument_hints
 def to_csv(path: object, *, partition_by: str | Sequence[str] | None = None, roll: str | int = "256MB") -> FileSink:
     """CSV files in a directory, each with a line of names; otherwise like `to_parquet`. `read_csv` reads them back.
 
@@ -56,6 +60,7 @@ def to_csv(path: object, *, partition_by: str | Sequence[str] | None = None, rol
     return _files(path, CsvFiles(), partition_by, roll, "to_csv")
 
 
+@with_argument_hints
 def to_json(path: object, *, partition_by: str | Sequence[str] | None = None, roll: str | int = "256MB") -> FileSink:
     """Files with one JSON object a line in a directory; otherwise like `to_parquet`.
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from scalein.api.binding import as_schema, source, unbound
 from scalein.api.flow import Flow
+from scalein.api.hints import with_argument_hints
 from scalein.connectors.base import BoundSource, of_source
 from scalein.connectors.in_memory import of_arrow, of_batches
 from scalein.errors import BadArgument, SourceLoc, here
@@ -60,6 +61,7 @@ def flow(schema: object) -> Flow:
     return Flow(unbound(schema, here()))
 
 
+@with_argument_hints
 def read_parquet(path: object, *, follow: bool = False, schema: object = None) -> Flow:
     """The rows of Parquet files: a path, a glob, or a directory, in the order of their names.
 
@@ -83,6 +85,7 @@ def read_parquet(path: object, *, follow: bool = False, schema: object = None) -
     return _files(Parquet(), path, follow, schema, here())
 
 
+@with_argument_hints
 def read_csv(path: object, *, delimiter: str = ",", follow: bool = False, schema: object = None) -> Flow:
     r"""The rows of CSV files, each with a line of names on top; paths and `follow` as in `read_parquet`.
 
@@ -104,6 +107,7 @@ def read_csv(path: object, *, delimiter: str = ",", follow: bool = False, schema
     return _files(Csv(delimiter), path, follow, schema, at)
 
 
+@with_argument_hints
 def read_json(path: object, *, follow: bool = False, schema: object = None) -> Flow:
     r"""The rows of files with one JSON object a line; paths and `follow` as in `read_parquet`.
 
@@ -122,6 +126,7 @@ def read_json(path: object, *, follow: bool = False, schema: object = None) -> F
     return _files(JsonLines(), path, follow, schema, here())
 
 
+@with_argument_hints
 def read_ipc(path: object, *, follow: bool = False, schema: object = None) -> Flow:
     """The rows of Arrow IPC files of either format; paths and `follow` as in `read_parquet`. Their content is checked.
 

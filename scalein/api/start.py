@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -15,7 +16,7 @@ from scalein.connectors.in_memory import Batches
 from scalein.durations import Duration, seconds
 from scalein.errors import BadArgument, SourceLoc, StoreFailed
 from scalein.ir import ops
-from scalein.ir.rewrite import walk_ops
+from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.options import Options
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def jobs_disabled() -> Iterator[None]:
 
 
 def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint: object, bootstrap: ops.Op | None,
-          every: Duration, emit: str, late: object, on_error: object, rows_per_second: float | None, options: Options,
-          at: SourceLoc) -> Job:
+          every: Duration, emit: str, late: object, on_error: object, rows_per_second: float | None, until: object,
+          restarts: int, options: Options, at: SourceLoc) -> Job:
     """The job of a flow, already running."""
     if _JOBS_DISABLED.get():
         raise BadArgument("the script starts a job, but is only looked at", at=at,
@@ -57,6 +58,11 @@ def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint:
         raise BadArgument("one sink cannot take two kinds of rows", at=at, hint="give each its own")
     if rows_per_second is not None and not rows_per_second > 0:
         raise BadArgument("max_rows_per_second must be a number above 0", at=at, found=repr(rows_per_second))
+    if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
+        raise BadArgument("restarts is how often a job may be started again: 0 or more", at=at, found=repr(restarts))
+    if until not in (None, "now"):
+        raise BadArgument("until does not know this word", at=at, found=repr(until), has="'now'")
+    op = op if until is None else _until_now(op, at)
     folder, point = _folder(checkpoint, "checkpoint", at), _folder(savepoint, "savepoint", at)
     if folder is not None:
         _check_replays(op, at)
@@ -72,7 +78,7 @@ def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint:
 
     op = null_on_error(op) if how_wrong == "null" else op
     return Job(JobSpec(op, options, sinks, folder, point, bootstrap, every_s, emit, how_late, how_wrong,
-                       rows_per_second, at))
+                       rows_per_second, until is not None, restarts, at))
 
 
 def _sink(given: object, name: str, at: SourceLoc) -> Sink:
@@ -133,6 +139,24 @@ def _check_joins(op: ops.Op) -> None:
                 raise BadArgument("the right side of a join must be bounded: it is read whole before the first row",
                                   at=join.at, found=f"{source.name}, which never ends",
                                   hint="join with a table or files; the endless input goes to the left")
+
+
+def _until_now(op: ops.Op, at: SourceLoc) -> ops.Op:
+    """The flow whose endless sources end with what is there."""
+
+    def ended(source: ops.Op) -> ops.Op | None:
+        if not _is_endless(source) or source.data in found:
+            return None
+        assert isinstance(source.data, BoundSource)
+        data = source.data.until_now()
+        if data is None:
+            raise BadArgument(f'until="now" cannot end the source {source.name!r}: it cannot say what is there now',
+                              at=at, hint="follow files, or give the source a method until_now()")
+        found.append(data)
+        return replace(source, data=data)
+
+    found: list[object] = []
+    return rewrite(op, ended)
 
 
 def _is_endless(op: ops.Op) -> TypeGuard[ops.Source]:

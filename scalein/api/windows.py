@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scalein.api.column import Column, as_column, as_expr
+from scalein.api.hints import with_argument_hints
 from scalein.dtypes import Kind
 from scalein.durations import Duration, Span, in_units, span
 from scalein.errors import BadDuration, WrongType, here
@@ -31,6 +32,7 @@ class WindowSpec:
         return f"{self.kind}({self.time!r}, {self.size}{every})"
 
 
+@with_argument_hints
 def tumbling(time: str | Column, size: Duration) -> WindowSpec:
     """Windows of one size, one behind the other: [0, size), [size, 2 * size), ...
 
@@ -44,6 +46,7 @@ def tumbling(time: str | Column, size: Duration) -> WindowSpec:
     return WindowSpec("tumbling", as_column(time, "tumbling"), length, length)
 
 
+@with_argument_hints
 def sliding(time: str | Column, size: Duration, *, every: Duration) -> WindowSpec:
     """Windows of one size that overlap: a new one starts at each multiple of `every`.
 

@@ -30,8 +30,10 @@ class Source(Protocol):
     Optional attributes: `bounded = False` (the source never ends), `replays = False` (rows cannot be read twice; jobs
     with a checkpoint refuse such a source) and `name` (identifies the source among those of a flow when a job resumes).
     Optional methods return the same source reading less: `project(columns)` reads these columns only, `where(tests)`
-    may leave out rows for which one of the tests (`scalein.connectors.formats.statistics.Condition`) does not hold, and
-    `within(memory)` prefetches at most that many bytes.
+    may leave out rows for which one of the tests (`scalein.connectors.formats.statistics.Condition`) does not hold,
+    `within(memory)` prefetches at most that many bytes, and `until_now()`, for `start(until="now")`, makes an unbounded
+    source end with the rows that are there now. `origin(offset)`, for dead letters, is the name of the place that an
+    offset is in, and the number of rows before it there, or None.
     """
 
     @property
@@ -134,11 +136,16 @@ class BoundSource:
         within = getattr(self.source, "within", None)
         return self if within is None else BoundSource(self.name, within(memory), self._at, self._columns)
 
-    def lenient(self, how: str) -> BoundSource:
+    def until_now(self) -> BoundSource | None:
+        """The same input up to the rows that are there now; None if the source does not know which these are."""
+        until_now = getattr(self.source, "until_now", None)
+        return None if until_now is None else BoundSource(self.name, until_now(), self._at, self._columns)
+
+    def lenient(self, how: str, needed: Sequence[str] = ()) -> BoundSource:
         """The same input, in which a malformed record is a row, if the format supports that: see `formats/lenient.py`.
         """
         lenient = getattr(self.source, "lenient", None)
-        return self if lenient is None else BoundSource(self.name, lenient(how), self._at, self._columns)
+        return self if lenient is None else BoundSource(self.name, lenient(how, needed), self._at, self._columns)
 
     @property
     def row_groups_skipped(self) -> int:

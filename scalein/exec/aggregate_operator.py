@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.compiler import compile_flow
-from scalein.dtypes import BOOL, Schema
+from scalein.dtypes import BOOL, I64, Schema
 from scalein.errors import ComputeError
 from scalein.exec.bounded import PreAggregationProgram, Program
 from scalein.exec.error_location import located
@@ -31,11 +31,13 @@ from scalein.exec.operator import (
     reads,
 )
 from scalein.ir import ops
-from scalein.ir.exprs import Call, Lit, Named, type_of
+from scalein.ir.exprs import Call, Expr, Lit, Named, type_of
 from scalein.ir.internal_names import internal
 from scalein.ir.partials import TwoPhase, by_window, finished_rows, two_phase
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, WindowAggregate, identity
+from scalein.ir.printer import show_expr
+from scalein.ir.unify import cast_to
 from scalein.storage.checked_json import Json, as_int, as_map
 
 FOREVER = (1 << 63) - 1  # in units of time
@@ -51,7 +53,7 @@ class AggregateOperator:
     def __init__(self, fragment: Fragment, context: Context) -> None:
         assert isinstance(fragment.state, ops.Aggregate)
         self._fragment, self._context = fragment, context
-        self._window = fragment.state.window
+        self._window, self._at = fragment.state.window, fragment.state.at
         used = fragment.state.state_reads()
         fields = Schema(tuple(field for field in fragment.before.schema if field.name in used)
                         or tuple(fragment.before.schema)[:1])
@@ -62,6 +64,8 @@ class AggregateOperator:
         # Failing rows are removed before the late-row check and before they reach state.
         self._check = None if context.failed is None else FragmentRunner(
             all_computed(fragment, context.keeps_late), context)
+        self._limits = None if context.failed is None or self._window is None else FragmentRunner(
+            ops.Project(fragment.before, tuple(_limits(self._window))), replace(context, failed=self._beyond_limits))
         self._counted = 0  # rows since partial groups were drained
         self._row = 0  # the number of the next row, if aggregates depend on the order of rows
         self._has_many = False  # groups, compared with rows
@@ -92,7 +96,32 @@ class AggregateOperator:
         check = self._check
         if check is None:
             return morsels
-        return (morsel._replace(batch=batch) for morsel in morsels for batch in check.passing(morsel.batch))
+        return (morsel._replace(batch=batch) for morsel in self._within_limits(morsels)
+                for batch in check.passing(morsel.batch))
+
+    def _within_limits(self, morsels: Iterable[Morsel]) -> Iterator[Morsel]:
+        """Batches without rows one of whose windows begins or ends outside of what the time's type can hold."""
+        for morsel in morsels:
+            if self._limits is None or self._is_far(morsel):
+                yield morsel
+            else:  # the bounds of times may be those of rows that are gone
+                yield from (Morsel(batch, morsel.watermark) for batch in self._limits.passing(morsel.batch))
+
+    def _is_far(self, morsel: Morsel) -> bool:
+        """Whether the times of a batch are known to be far from the limits of their type."""
+        assert self._window is not None
+        if self._late is None or not morsel.column or morsel.column != self._late.column:
+            return False
+        low, high = self._late.dtype.int_range()
+        margin = self._window.size + self._window.every
+        return morsel.least >= low + margin and morsel.greatest <= high - margin
+
+    def _beyond_limits(self, batch: pa.RecordBatch, number: int, error: ComputeError) -> None:
+        assert self._window is not None
+        assert self._context.failed is not None
+        if error.what.startswith("integer overflow"):
+            error = ComputeError(f"integer overflow in the windows of `{show_expr(self._window.time)}`", at=self._at)
+        self._context.failed(batch, number, error)
 
     @property
     def _counting(self) -> dict[str, Json]:
@@ -232,6 +261,20 @@ def _bits(type_: pa.DataType) -> int | None:
 
 
 # --- programs
+
+
+def _limits(window: ops.Window) -> Iterator[Named]:
+    """The begin of the first and the end of the last window of a row, in the type of the time."""
+    own = type_of(window.time)
+    time = cast_to(window.time, I64)
+
+    def made(fn: str, a: Expr, b: int) -> Expr:
+        return Call(fn, (a, Lit(b, I64)), dtype=I64, nullable=time.nullable)
+
+    first = made("mul", made("add", made("floordiv", made("sub", time, window.size), window.every), 1), window.every)
+    last = made("add", made("mul", made("floordiv", time, window.every), window.every), window.size)
+    for name, value in (("first", first), ("last", last)):
+        yield Named(internal(name), cast_to(value, own) if own.is_int else value)
 
 
 def all_computed(fragment: Fragment, keeps_all: bool) -> ops.Op:

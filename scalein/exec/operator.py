@@ -8,7 +8,6 @@ that another thread waits for.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,7 +59,7 @@ class Context:
     late: Callable[[pa.RecordBatch], None]
     keeps_late: bool  # late rows go to a sink, with all their columns
     timeless: Callable[[int], None]
-    failed: Callable[[pa.RecordBatch, ComputeError], None] | None  # None: an error ends the job
+    failed: Callable[[pa.RecordBatch, int, ComputeError], None] | None  # a row of a batch; None: an error ends the job
     delay: int  # by which event time here may be earlier than at the sources
     has_checkpoints: bool = True
 
@@ -120,34 +119,28 @@ class FragmentRunner:
         except ComputeError as error:
             if self._context.failed is None or not self._by_row:
                 raise located(error, self._op, self.program.node) from None
-        return [out for batch in batches for out in self._without_failing(batch)]
+        return [out for batch in batches for _, found in self._bisected(batch) for out in found]
 
     def passing(self, batch: pa.RecordBatch) -> Batches:
         """The rows of a batch that do not fail; the others go to the sink of failed rows."""
-        try:
-            deque(self.program.run([batch], self._context.options), maxlen=0)
-            return [batch]
-        except ComputeError as error:
-            if self._context.failed is None:
-                raise located(error, self._op, self.program.node) from None
-            if batch.num_rows == 1:
-                self._context.failed(batch, located(error, self._op, self.program.node))
-                return []
-        half = batch.num_rows // 2
-        return self.passing(batch.slice(0, half)) + self.passing(batch.slice(half))
+        return [some for some, _ in self._bisected(batch)]
 
-    def _without_failing(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Bisects a batch until the failing rows are found."""
-        try:
-            yield from list(self.program.run([batch], self._context.options))
-        except ComputeError as error:
-            if batch.num_rows == 1:
-                assert self._context.failed is not None
-                self._context.failed(batch, located(error, self._op, self.program.node))
-                return
-            half = batch.num_rows // 2
-            yield from self._without_failing(batch.slice(0, half))
-            yield from self._without_failing(batch.slice(half))
+    def _bisected(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Batches]]:
+        """Parts of a batch without its failing rows, and their results: what fails is halved down to a row."""
+        waiting = [(0, batch.num_rows)]
+        while waiting:
+            first, count = waiting.pop()
+            some = batch if count == batch.num_rows else batch.slice(first, count)
+            try:
+                yield some, list(self.program.run([some], self._context.options))
+            except ComputeError as error:
+                if self._context.failed is None:
+                    raise located(error, self._op, self.program.node) from None
+                if count == 1:
+                    self._context.failed(batch, first, located(error, self._op, self.program.node))
+                else:
+                    half = count // 2
+                    waiting += [(first + half, count - half), (first, half)]
 
 
 class Stateless:
@@ -262,13 +255,18 @@ class Blocking(Stateless):
     def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
         super().__init__(fragment, context)
         self._runner = FragmentRunner(fragment.op, context, self._runner.program, by_row=False)
-        self._log = RowBuffer(context.folder, fragment.input.arrow, context.options.memory)
+        schema = fragment.input.arrow
+        if context.has_checkpoints:  # a flow that goes on from one may need other columns
+            self.reads = schema.names
+        self._names = [name for name in schema.names if name in self.reads] or schema.names[:1]
+        schema = pa.schema([schema.field(name) for name in self._names])
+        self._log = RowBuffer(context.folder, schema, context.options.memory)
         if state is not None:
             self._log.restore(state)
 
     def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
         for morsel in morsels:
-            self._log.add(morsel.batch)
+            self._log.add(morsel.batch.select(self._names))
         return []
 
     def finish(self) -> Batches:

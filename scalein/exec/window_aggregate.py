@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.compiler import compile_flow
-from scalein.errors import ComputeError
+from scalein.errors import BadArgument, ComputeError
 from scalein.exec import ring, speculation
 from scalein.exec.aggregate_operator import FOREVER, ROW, Finalizer, Partial, aggregate_node
 from scalein.exec.bounded import PreAggregationProgram, Program, RingPreAggregationProgram
@@ -41,6 +41,7 @@ from scalein.exec.running_aggregate import RunningAggregate
 from scalein.exec.window_close import WindowCloser
 from scalein.ir import ops
 from scalein.ir.partials import fits, has_parts, width
+from scalein.ir.passes.aggregate_layout import aggregate_table
 from scalein.ir.physical import Node, Scan, identity
 from scalein.layout import MAX_KEYS, MAX_VALUES
 from scalein.state.row_buffer import BufferSegment, RowBuffer
@@ -61,6 +62,8 @@ def open_aggregate(fragment: Fragment, context: Context, state: Json, emit: str)
     root = fragment.program("whole", lambda: fragment.op)
     table = aggregate_node(root).table
     is_narrow = len(table.keys) < MAX_KEYS and width(table) <= MAX_VALUES
+    if emit == "changes" and not fits(table):
+        _refuse_changes(fragment)
     if not fits(table) or (not is_narrow and (table.window is None or emit == "changes")):
         return BufferedAggregate(fragment, context, state)
     if state is not None and has_parts(table) and ROW not in as_map(state):
@@ -71,6 +74,16 @@ def open_aggregate(fragment: Fragment, context: Context, state: Json, emit: str)
     # In a ring rows have no numbers.
     is_ring = ring.fits(table) and not any(acc.needs_order for acc in table.accs)
     return (SlidingAggregate if is_ring else WindowedAggregate)(fragment, context, root, state)
+
+
+def _refuse_changes(fragment: Fragment) -> None:
+    """Aggregates as large as their input are computed once, from buffered rows, when they are final."""
+    state = fragment.state
+    assert isinstance(state, ops.Aggregate)
+    named = next(each for each in state.aggs if not fits(aggregate_table((), None, (each,))))
+    raise BadArgument(f'emit="changes" cannot follow {named.agg.fn}, whose value needs all rows of its group',
+                      at=named.agg.at if named.agg.at.line else state.at, found=named.name,
+                      hint='give emit="final"')
 
 
 class WindowedAggregate(WindowCloser, Partial):

@@ -229,7 +229,8 @@ class _Pair(Aggregate):
 
 
 class Cov(_Pair):
-    name, sql, duckdb = "cov", ("COVAR_SAMP",), "covar_samp({0}, {1})"
+    name, sql = "cov", ("COVAR_SAMP",)
+    duckdb = "covar_samp({0}, {1}) + sum(({0} - {0}) + ({1} - {1}))"  # NaN of infinite values, as inf - inf is
 
 
 class Corr(_Pair):

@@ -30,13 +30,20 @@ from scalein.dtypes import (
     from_arrow_type_or_none,
     plain_arrow,
 )
-from scalein.errors import BadArgument, SourceLoc
+from scalein.errors import BadArgument, SourceLoc, type_name
 from scalein.ir.exprs import Lit
 
 _EPOCH = datetime(1970, 1, 1)
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 PLAIN = (NoneType, bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta)
 BINARY = DType(Kind.BIN)
+_OBJECTS = {
+    "scalein.When": "use when(condition).then(value).otherwise(other)",
+    "scalein.Flow": 'a flow is not a column: col("x") is, and flow.join(other, on=...) brings two flows together',
+    **dict.fromkeys(("polars.Expr", "pyspark.Column", "duckdb.Expression"),
+                    "write it with scalein's col: expressions of other libraries do not mix with it"),
+    **dict.fromkeys(("pandas.Series", "polars.Series"), "put it into the table that the flow begins with"),
+}  # fmt: skip
 
 
 def literal(value: object, at: SourceLoc) -> Lit:
@@ -74,7 +81,13 @@ def not_a_value(value: object, at: SourceLoc) -> BadArgument:
     hint = "a constant is a bool, int, float, Decimal, str, bytes, datetime, date, time, timedelta or None"
     if isinstance(value, list | tuple | set | frozenset | dict):
         hint = "to look for a value among several, write col(...).is_in([...])"
-    return BadArgument(f"this {type(value).__name__} cannot be used as a value", at=at, found=_short(value), hint=hint)
+    return BadArgument(f"this {type_name(value)} cannot be used as a value", at=at, found=_short(value),
+                       hint=hint_for_object(value) or hint)
+
+
+def hint_for_object(value: object) -> str | None:
+    """A hint for an object that is often given where a column or a constant is wanted."""
+    return _OBJECTS.get(type_name(value))
 
 
 def _short(value: object) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WrongType, guess
 from scalein.ir import aggregates
-from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, Lit, args_of, branches, post_order
+from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, Lit, args_of, branches, post_order, walk
 from scalein.ir.functions.nested import is_struct
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.printer import show_agg, show_expr
@@ -52,13 +52,13 @@ def resolve_agg(agg: Agg, scope: Scope, *, grouped: bool) -> Agg:
         return aggregates.typed(agg, args, where, grouped)
 
 
-def column(name: str, scope: Scope) -> Col:
-    """A typed reference to a column of the input."""
+def column(name: str, scope: Scope, hint: str | None = None) -> Col:
+    """A typed reference to a column of the input; `hint` is for a name that is like none of them."""
     field = scope.schema.get(name)
     if field is None:
         raise UnknownColumn(f"no column {name!r} in the input of {scope.step}", at=scope.at, has=shown(scope.schema),
                             hint=_as_field(name, scope.schema) or _as_expression(name, scope.schema)
-                            or guess(name, scope.schema.names))
+                            or guess(name, scope.schema.names) or hint)
     return Col(name, field.dtype, field.nullable)
 
 
@@ -96,9 +96,17 @@ def _resolve(expr: Expr, scope: Scope) -> Expr:
                 done[id(node)] = REGISTRY[node.fn].rule(node, tuple(done[id(part)] for part in _given(node)))
         elif isinstance(node, AggregateResult):
             done[id(node)] = column(_result(node, scope), scope)
+        elif isinstance(node, Col):
+            done[id(node)] = column(node.name, scope, None if scope.schema.get(node.name) else _text_hint(node, expr))
         else:
-            done[id(node)] = column(node.name, scope) if isinstance(node, Col) else node
+            done[id(node)] = node
     return done[id(expr)]
+
+
+def _text_hint(node: Col, expr: Expr) -> str | None:
+    """A hint for a text among the columns that concat_str joins."""
+    joined = any(isinstance(each, Call) and each.fn == "concat_str" and node in each.args for each in walk(expr))
+    return f"a str is a column's name here; the text is written si.lit({node.name!r})" if joined else None
 
 
 def nested_aggregate(node: AggregateResult, at: SourceLoc) -> BadArgument:

@@ -1,7 +1,10 @@
-"""Malformed records of a source. They arrive among the rows, so that offsets count them, and leave here for the sink of
-failed rows, in the epoch that contains them.
+"""Dead letters: rows, records and files that failed, as rows of the sink that `on_error=` names.
 
-Rows that fail in an expression are found by `FragmentRunner` (`operators.py`); both reach the sink by `Driver._failed`.
+A dead letter has all columns of its source's row, and `error`, `bad_file`, `bad_line` and `bad_text`: the reason, the
+file (or the source and its partition), the number of the line or row where it is known, and the text of a line that
+could not be decoded. A record or file that could not be decoded has no values; it arrives among the rows, so that
+offsets count it, marked by the columns `MALFORMED`. Rows that fail in an expression are found by `FragmentRunner`
+(`exec/operator.py`).
 """
 
 from __future__ import annotations
@@ -11,40 +14,104 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.connectors.formats.lenient import MALFORMED, with_malformed
+from scalein.connectors.base import BoundSource
+from scalein.connectors.formats.lenient import ERROR, MALFORMED
 from scalein.errors import BadData, ScaleinError
 from scalein.exec.operator import filtered
-from scalein.jobs.source_readers import Reader
+from scalein.ir.internal_names import PREFIX
+from scalein.jobs.source_readers import Reader, SourceBatch
 
 
-def without_malformed(reader: Reader, batch: pa.RecordBatch,
-                      failed: Callable[[pa.RecordBatch, ScaleinError], None] | None) -> pa.RecordBatch:
-    """The rows of a batch that were decoded; the others go to `failed`, without values."""
-    if not reader.malformed_columns:
-        return batch
-    rows, text = batch.select(reader.columns), batch.column(MALFORMED.names[-1])
-    if text.null_count == len(text):
+class DeadLetters:
+    """Writes what failed; `write` takes rows of `schema`."""
+
+    def __init__(self, write: Callable[[pa.RecordBatch], None]) -> None:
+        self._write = write
+        self.schema = pa.schema([])
+        self._origins: dict[int, tuple[pa.RecordBatch, SourceBatch]] = {}  # of the current round, by batch identity
+
+    def open(self, reader: Reader) -> None:
+        """Take the rows of a reader, and those of others that have the same columns."""
+        self.schema = _schema(reader)
+
+    def begin_round(self) -> None:
+        self._origins.clear()
+
+    def decoded(self, delivery: SourceBatch) -> pa.RecordBatch:
+        """The rows of a source batch that were decoded; the others are dead letters."""
+        reader, batch = delivery.reader, delivery.batch
+        rows = batch
+        if reader.malformed_columns:
+            rows, error = batch.select(reader.columns), batch.column(ERROR)
+            if error.null_count < len(error):
+                is_bad = error.is_valid()
+                self._malformed(reader, filtered(batch, is_bad))
+                rows = filtered(rows, pc.invert(is_bad))
+        self._origins[id(rows)] = rows, delivery
         return rows
-    assert failed is not None
-    is_bad = text.is_valid()
-    bad = filtered(batch.select(reader.malformed_columns), is_bad)
-    nothing = [pa.nulls(bad.num_rows, column.type) for column in rows.columns]
-    file, line, shown = (column[0].as_py() for column in bad.columns)
-    failed(pa.RecordBatch.from_arrays([*nothing, *bad.columns], names=[*rows.schema.names, *bad.schema.names]),
-           BadData(f"line {line} of {file} cannot be read, and on_error= takes rows of another source", text=shown))
-    return filtered(rows, pc.invert(is_bad))
+
+    def failed(self, batch: pa.RecordBatch, number: int, error: ScaleinError) -> None:
+        """A row of a batch failed; an error without a row of the source ends the job."""
+        row = batch.slice(number, 1)
+        columns = []
+        for field in self._fields:
+            there = row.schema.get_field_index(field.name)
+            if there >= 0 and row.schema.field(there).type != field.type:
+                raise error
+            columns.append(pa.nulls(1, field.type) if there < 0 else row.column(there))
+        if not set(row.schema.names) <= {field.name for field in self._fields}:
+            raise error  # it failed after an aggregation or a projection: there is no source row to report
+        marks = [pa.array([value], field.type)
+                 for value, field in zip((error.what, *self._place(batch, number), None), MALFORMED, strict=True)]
+        self._write(pa.RecordBatch.from_arrays([*columns, *marks], schema=self.schema))
+
+    def _place(self, batch: pa.RecordBatch, number: int) -> tuple[str | None, int | None]:
+        """The file or source of a row, and its number there, from 1."""
+        if id(batch) not in self._origins:
+            return None, None  # a row after a union or a distinct
+        rows, delivery = self._origins[id(batch)]
+        source, before = _origin(delivery)
+        is_whole = rows.num_rows == delivery.batch.num_rows
+        return source, before + number + 1 if before is not None and is_whole else None
+
+    @property
+    def _fields(self) -> list[pa.Field]:
+        return list(self.schema)[: len(self.schema) - len(MALFORMED)]
+
+    def _malformed(self, reader: Reader, bad: pa.RecordBatch) -> None:
+        if _schema(reader) != self.schema:
+            error, file, line, text = (column[0].as_py() for column in bad.select(MALFORMED.names).columns)
+            where = file if line is None else f"line {line} of {file}"
+            raise BadData(f"{where} cannot be read, and on_error= takes rows of another source", found=error, text=text)
+        nothing = [pa.nulls(bad.num_rows, field.type) for field in self._fields]
+        marks = bad.select(MALFORMED.names).columns
+        self._write(pa.RecordBatch.from_arrays([*nothing, *marks], schema=self.schema))
 
 
-def failed_schema(source: pa.Schema, reader: Reader) -> pa.Schema:
-    """The columns of rows that fail: those that are read, and, where lines may, what these are."""
-    found = [source.field(name) for name in reader.columns]
-    if not reader.malformed_columns:
-        return pa.schema(found)
-    return pa.schema([*(field.with_nullable(True) for field in found), *MALFORMED])
+def _schema(reader: Reader) -> pa.Schema:
+    """The source's columns, then those of `MALFORMED` under names that are free.
+
+    A `_` is added to a name that the source has.
+    """
+    fields = [reader.data.schema.field(name).with_nullable(True) for name in reader.columns]
+    names = set(reader.columns)
+    for mark in MALFORMED:
+        name = mark.name.removeprefix(PREFIX)
+        while name in names:
+            name += "_"
+        names.add(name)
+        fields.append(mark.with_name(name))
+    return pa.schema(fields)
 
 
-def in_columns(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch | None:
-    """Rows that failed in the columns of their sink; None if they are no rows of its source."""
-    if rows.schema.names == schema.names:
-        return rows
-    return with_malformed(rows) if [*rows.schema.names, *MALFORMED.names] == schema.names else None
+def _origin(delivery: SourceBatch) -> tuple[str, int | None]:
+    """The file, or the source and its partition, of a source batch, and the number of rows before it, if known."""
+    offset, data = delivery.after.offset, delivery.reader.data
+    is_piece = delivery.after.rows > 0  # then the offset is that before the batch, which may be in another file
+    if not isinstance(data, BoundSource):
+        return "table", None if is_piece or not isinstance(offset, int) else offset - delivery.batch.num_rows
+    origin = getattr(data.source, "origin", None)
+    if is_piece or origin is None:
+        return f"{data.name} {delivery.reader.name}", None
+    file, rows = origin(offset)
+    return file, None if rows is None else rows - delivery.batch.num_rows

@@ -29,7 +29,7 @@ from scalein.exec.event_time import IDLE_S
 from scalein.exec.schedule import schedule
 from scalein.jobs.checkpoint import Checkpoint
 from scalein.jobs.coordinator import Coordinator
-from scalein.jobs.dead_letters import in_columns
+from scalein.jobs.dead_letters import DeadLetters
 from scalein.jobs.job_graph import JobGraph, OutputSpec
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.source_readers import Reader, SourceBatch, SourceReaders
@@ -65,8 +65,9 @@ class Driver:
         self._wants_stop: str | None = None  # "stop" or "drain"
         self.error: BaseException | None = None
         self.ended = threading.Event()
-        self.stop_serving: Callable[[], None] = lambda: None
+        self.at_end: Callable[[], None] = lambda: None
         self.is_finished = False
+        self.is_caught_up = False  # with `until="now"`: all rows were taken, and the next run takes what comes
         self._marked: object = None  # how far the job had come at the last epoch
         self.graph: JobGraph
         self.coordinator: Coordinator
@@ -106,7 +107,7 @@ class Driver:
         if hasattr(self, "graph"):
             self.graph.close()  # of a newer epoch, that turned out to be damaged
         output = OutputSpec(plan.emit, self._late, "late" in plan.sinks,
-                        self._failed if plan.on_error == "sink" else None, plan.checkpoint is not None)
+                        DeadLetters(self._failed) if plan.on_error == "sink" else None, plan.checkpoint is not None)
         options = replace(plan.options, memory=plan.memory.kept)
         self.graph = JobGraph(plan.op, options, output, folder, epoch, self.metrics, plan.at)
         if epoch is not None:
@@ -169,7 +170,11 @@ class Driver:
                 self.metrics.busy_s += end - now
                 round_rows = max(MIN_ROUND_ROWS, int(sum(rows) * ROUND_S / max(end - now, 1e-6)))
                 failpoint("batch")
-            if self.graph.is_done or (not deliveries and self.readers.has_ended):
+            has_ended = not deliveries and self.readers.has_ended
+            if has_ended and self._plan.until_now and not self.graph.is_bounded:
+                self.is_caught_up = True
+                break
+            if self.graph.is_done or has_ended:
                 self._write(self.graph.finish())
                 self.is_finished = True
                 break
@@ -192,6 +197,8 @@ class Driver:
     def _look_for_idle(self, idle: set[Reader]) -> None:
         """Idle partitions do not hold the watermark back. One that is slow, or blocked by the job, is not idle."""
         for reader in self.graph.readers:
+            if self._plan.until_now and reader.is_ended and not reader.is_bounded:
+                continue  # the next run reads on: its rows must not be late then
             if reader.has_ended or (reader.quiet_s > IDLE_S and not reader.rows and not reader.is_ended):
                 idle.add(reader)
                 self.graph.mark_idle(reader, True)
@@ -222,12 +229,9 @@ class Driver:
             warn(f"{rows.num_rows} rows came too late and were dropped; later ones are only counted: see "
                  "metrics()[\"late_rows\"], or give late= a sink", self._plan.at)
 
-    def _failed(self, rows: pa.RecordBatch, error: ScaleinError) -> None:
-        found = in_columns(rows, self.graph.schema_of("failed", self._plan.emit))
-        if found is None:
-            raise error  # it failed after an aggregation: there is no source row to report
-        self.metrics.failed_rows += found.num_rows
-        self._sinks["failed"].write(found)
+    def _failed(self, letters: pa.RecordBatch) -> None:
+        self.metrics.failed_rows += letters.num_rows
+        self._sinks["failed"].write(letters)
 
     # --- requests
 
@@ -294,7 +298,7 @@ class Driver:
 
     def _release(self, is_dead: bool = False) -> None:
         """Give everything back, whatever happened; a job that died on purpose leaves its files as they are."""
-        self.stop_serving()
+        self.at_end()
         if hasattr(self, "readers"):
             self.readers.close()
         if hasattr(self, "coordinator"):

@@ -14,6 +14,7 @@ from scalein.jobs.driver import Driver
 from scalein.jobs.job_card import JobCard
 from scalein.jobs.monitor import figures, log_lines, serve, show_bar
 from scalein.jobs.spec import JobSpec
+from scalein.jobs.supervisor import Supervisor
 from scalein.kernels.workers import exit_on_sigterm
 from scalein.options import Options
 
@@ -35,9 +36,13 @@ class Job:
 
     def __init__(self, plan: JobSpec) -> None:
         self._plan = plan
-        self._driver = Driver(plan)
+        self._supervisor = Supervisor(plan)
         self._card: JobCard | None = None  # of a notebook
         _started.add(self)
+
+    @property
+    def _driver(self) -> Driver:
+        return self._supervisor.driver
 
     # --- requests
 
@@ -77,7 +82,7 @@ class Job:
         Whatever runs inside of the job (a sink, a source, a function) may call this; then it comes back at once, and
         the job ends after the current rows.
         """
-        self._driver.request_stop(drain=drain)
+        self._supervisor.request_stop(drain=drain)
         if not self._driver.is_inside():
             self.wait()
 
@@ -94,14 +99,14 @@ class Job:
                 if progress:
                     show_bar(self, timeout)
                 else:
-                    self._driver.ended.wait(timeout)
+                    self._supervisor.ended.wait(timeout)
             except (KeyboardInterrupt, SystemExit):
-                self._driver.request_stop()
-                self._driver.ended.wait()
+                self._supervisor.request_stop()
+                self._supervisor.ended.wait()
                 raise
         if self._driver.error is not None:
             raise self._driver.error
-        return self._driver.ended.is_set()
+        return self._supervisor.ended.is_set()
 
     def _check_outside(self) -> None:
         if self._driver.is_inside():
@@ -110,7 +115,7 @@ class Job:
 
     def await_end(self, timeout: float) -> bool:
         """Whether the job has ended, after at most so many seconds; raises nothing."""
-        return self._driver.ended.wait(timeout)
+        return self._supervisor.ended.wait(timeout)
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """As in PySpark: wait, and say whether the job has ended."""
@@ -120,7 +125,7 @@ class Job:
 
     @property
     def is_active(self) -> bool:
-        return not self._driver.ended.is_set()
+        return not self._supervisor.ended.is_set()
 
     @property
     def exception(self) -> BaseException | None:
@@ -130,11 +135,11 @@ class Job:
     @property
     def status(self) -> str:
         """In a word: running, finished, stopped or failed."""
-        if not self._driver.ended.is_set():
+        if not self._supervisor.ended.is_set():
             return "running"
         if self._driver.error is not None:
             return "failed"
-        return "finished" if self._driver.is_finished else "stopped"
+        return "finished" if self._driver.is_finished or self._driver.is_caught_up else "stopped"
 
     def metrics(self) -> dict[str, object]:
         """Figures so far: rows, late rows, rescales, epochs, latency; of each stage, rows and time of this run, and of
@@ -144,7 +149,8 @@ class Job:
         `lag` is how far the watermark is behind the clock, as text ("2.1 min"), and `lag_s` in seconds.
         `state_bytes_moved` of a rescale is 0: workers share the state, in whatever tables, stores or logs it is.
         """
-        return figures(self._driver.metrics, self._driver.graph, self._driver.workers)
+        found = figures(self._driver.metrics, self._driver.graph, self._driver.workers)
+        return {**found, "restarts": self._supervisor.restarts}
 
     @property
     def last_progress(self) -> dict[str, object]:
@@ -163,8 +169,9 @@ class Job:
 
     def serve_metrics(self, port: int = 0) -> int:
         """Give the figures to Prometheus over HTTP, as long as the job runs; the port they are at."""
-        self._driver.stop_serving()
-        found, self._driver.stop_serving = serve(self, port)
+        self._supervisor.at_end(lambda: None)  # the port may be the same
+        found, stop = serve(self, port)
+        self._supervisor.at_end(stop)
         return found
 
     def __repr__(self) -> str:

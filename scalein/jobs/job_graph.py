@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from scalein.connectors.base import BoundSource
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
-from scalein.errors import BadArgument, ScaleinError, SourceLoc
+from scalein.errors import BadArgument, SourceLoc
 from scalein.exec import fragments as cutting
 from scalein.exec.changelog import changelog_rows
 from scalein.exec.changelog import check as check_changes
@@ -33,7 +33,7 @@ from scalein.exec.speculation import speculate
 from scalein.exec.window_aggregate import BufferedAggregate, SlidingAggregate, WindowedAggregate, open_aggregate
 from scalein.ir import ops
 from scalein.ir.exprs import type_of
-from scalein.jobs.dead_letters import failed_schema, without_malformed
+from scalein.jobs.dead_letters import DeadLetters
 from scalein.jobs.metrics import Metrics, Stage
 from scalein.jobs.recovery import label, restored_positions, state_number, states
 from scalein.jobs.source_inputs import SourceInput, source_input_of
@@ -52,7 +52,7 @@ class OutputSpec:
     emit: str
     late: Callable[[pa.RecordBatch], None]
     keeps_late: bool  # with all their columns
-    failed: Callable[[pa.RecordBatch, ScaleinError], None] | None
+    dead_letters: DeadLetters | None
     has_checkpoints: bool = True
 
 
@@ -62,7 +62,7 @@ class JobGraph:
     def __init__(self, op: ops.Op, options: Options, output: OutputSpec, folder: Path, epoch: dict[str, Json] | None,
                  metrics: Metrics, at: SourceLoc) -> None:
         self.metrics, self._options, self._emit, self._at = metrics, options, output.emit, at
-        self._failed = output.failed
+        self._dead_letters = output.dead_letters
         self._op, self._skipped_before = op, row_groups_skipped(op)
         self._edges = cutting.cut(op)
         self._fragments = cutting.fragments(self._edges)
@@ -71,12 +71,13 @@ class JobGraph:
             check_same(epoch, self.signature, self._emit_mode, at)
         known = restored_positions(epoch, self._edges, at)
         kept = states(epoch, self._fragments)
+        failed = None if output.dead_letters is None else output.dead_letters.failed
         self.steps: list[Operator] = []
         self._context: list[Context] = []
         try:
             for number, fragment in enumerate(self._fragments):
                 context = Context(options, folder / f"state-{state_number(self._fragments, number)}", output.late,
-                                      output.keeps_late, self._count_timeless, output.failed, self._delay(fragment),
+                                      output.keeps_late, self._count_timeless, failed, self._delay(fragment),
                                       output.has_checkpoints)
                 self._context.append(context)
                 self.steps.append(_step(fragment, context, kept[number], self._emit_of(fragment, output.emit, at)))
@@ -84,6 +85,8 @@ class JobGraph:
                     raise BadArgument("aggregates as large as their input have no result over an endless source",
                                       at=at, step="group_by", hint="group by a window of time as well")
             self._inputs = [self._input(edge, about) for edge, about in zip(self._edges, known, strict=True)]
+            if self._dead_letters is not None:
+                self._dead_letters.open(self._inputs[0].readers[0])
             cutting.check_order(self._fragments, [(each.path, len(each.readers)) for each in self._inputs])
         except BaseException:
             self.close()
@@ -123,7 +126,8 @@ class JobGraph:
         if sink == "late":
             return self._late_schema
         if sink == "failed":
-            return failed_schema(self._fragments[0].input.arrow, self._inputs[0].readers[0])
+            assert self._dead_letters is not None
+            return self._dead_letters.schema
         schema = self._fragments[-1].op.schema.arrow
         return schema.append(pa.field("op", pa.string(), False)) if emit == "changes" else schema
 
@@ -160,6 +164,8 @@ class JobGraph:
 
         Source batches that `more` returns meanwhile, on any thread, are appended to `deliveries`.
         """
+        if self._dead_letters is not None:
+            self._dead_letters.begin_round()
         is_one = len(self._inputs) == 1
         sources = [(self._inputs[0], deliveries)] if is_one else [
             (source, list(each)) for source, each in groupby(deliveries, key=self._input_of)]  # fmt: skip
@@ -226,10 +232,11 @@ class JobGraph:
     def _morsels(self, source: SourceInput, deliveries: list[SourceBatch]) -> Iterator[Morsel]:
         """Batches with the watermark before each; time moves after them."""
         known = self._extents(source, deliveries)
-        for reader, batch, _, is_last, _, size in deliveries:
+        for delivery in deliveries:
+            reader, batch, _, is_last, _, size = delivery
             self.metrics.rows_in += batch.num_rows
             self.metrics.bytes_in += size
-            batch = without_malformed(reader, batch, self._failed)
+            batch = batch if self._dead_letters is None else self._dead_letters.decoded(delivery)
             clock = source.clocks.get(reader.name)
             if clock is None:
                 if batch.num_rows:
@@ -428,7 +435,7 @@ class JobGraph:
         # These callbacks reference the job: without them it, and the results in its sinks, are freed at once.
         for context in self._context:
             context.late, context.timeless, context.failed = _nothing, _nothing, None
-        self._failed = None
+        self._dead_letters = None
 
 
 def _nothing(given: object) -> None:

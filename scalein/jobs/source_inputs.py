@@ -53,13 +53,15 @@ def source_input_of(edge: SourceEdge, needed: Sequence[str], context: Context, k
         else:
             times = _times(edge, edge.watermark, context)
             reads = list(edge.first.input.columns)
-    reads = [name for name in edge.source.arrow.names if name in reads] or edge.source.arrow.names[:1]
+    all_columns = edge.source.arrow.names
+    needed = [name for name in all_columns if name in reads] or all_columns[:1]
+    reads = needed if context.failed is None else all_columns  # a dead letter has all of them
     tests, malformed_columns = "", list[str]()
     if isinstance(data, BoundSource):
         conditions = _tests(edge)
         data, tests = data.project(reads).where(conditions), repr(conditions) if conditions else ""
         if context.failed is not None:
-            kept = data.lenient("keep")
+            kept = data.lenient("keep", needed)
             malformed_columns = [name for name in kept.schema.names if name not in data.schema.names]
             data = kept
     names = data.partitions() if isinstance(data, BoundSource) else ["all"]
@@ -80,7 +82,7 @@ def _times(edge: SourceEdge, mark: ops.Watermark, context: Context) -> FragmentR
     field = edge.timed.schema[mark.column]
     item = Named("time", Col(field.name, field.dtype, field.nullable))
     # Rows that fail here fail again in the operators, which report them.
-    failed = None if context.failed is None else lambda row, error: None
+    failed = None if context.failed is None else lambda batch, number, error: None
     context = replace(context, options=replace(context.options, workers=1), failed=failed)
     return FragmentRunner(ops.Project(edge.timed, (item,)), context)
 

@@ -59,6 +59,8 @@ class JobSpec:
     late: str  # drop | error | sink
     on_error: str  # raise | null (the op is one that does not fail) | sink
     rows_per_second: float | None
+    until_now: bool  # endless sources end with what is there, and windows stay open for the next run
+    restarts: int  # after failures that may pass
     at: SourceLoc
 
     @property

@@ -357,8 +357,11 @@ class Exprs:
         given = ast.unparse(node.format_spec)[2:-1]
         digits = re.fullmatch(r"\.(\d{1,2})f", given)
         if digits is None or part.dtype not in (F64, I64):
-            raise self.source.refuse(node, f"the format {given!r} of {NAMES[part.dtype]} is not supported",
-                                     "formats of floats such as `.2f` are")
+            hint = "formats such as {x:.2f} are; @si.udf(compile=False) runs it as plain Python"
+            if padded := re.fullmatch(r"0(\d)d?", given):
+                count = int(padded[1])
+                hint = f'("{"0" * count}" + str(x))[-{count}:] pads a number of up to {count} digits'
+            raise self.source.refuse(node, f"the format {given!r} of {NAMES[part.dtype]} is not supported", hint)
         return Apply("fixed", (convert(part, F64), Lit(int(digits[1]), I64)), STR, line=node.lineno)
 
     def as_text(self, node: ast.expr, part: Part) -> Part:

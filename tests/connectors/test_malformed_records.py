@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
 from collections.abc import Callable
@@ -86,7 +87,7 @@ def test_wrong_lines_are_null_or_go_elsewhere(kind: str, given: list[Row | int],
         failed = si.to_memory()
         assert_same(ran(flow, on_error=failed), table(good), ordered=True)
         found = failed.table()
-        assert found.schema.names == [*SCHEMA.names, "bad_file", "bad_line", "bad_text"]
+        assert found.schema.names == [*SCHEMA.names, "error", "bad_file", "bad_line", "bad_text"]
         assert [each.encode(errors="surrogateescape").decode(errors="backslashreplace") for each in bad] == (
             found["bad_text"].to_pylist())
         text = path.read_bytes().split(b"\n")
@@ -129,8 +130,12 @@ def test_a_column_without_nulls_has_none(tmp_path: Path) -> None:
         ran(flow, on_error="null")
     failed = si.to_memory()
     assert ran(flow.select(n=col("a") + 1, d="d"), on_error=failed)["n"].to_pylist() == [2]
-    assert failed.table().to_pydict() == {"a": [None] * 2, "d": [None] * 2, "bad_file": [str(path)] * 2,
-                                          "bad_line": [3, 4], "bad_text": [",y,2020-01-01", "3,z,no day"]}  # fmt: skip
+    letters = failed.table().to_pydict()
+    reasons = letters.pop("error")
+    assert letters == {"a": [None] * 2, "s": [None] * 2, "d": [None] * 2, "bad_file": [str(path)] * 2,
+                       "bad_line": [3, 4], "bad_text": [",y,2020-01-01", "3,z,no day"]}  # fmt: skip
+    assert "is empty" in reasons[0]
+    assert "no day" in reasons[1]
 
 
 @pytest.mark.parametrize(("lines", "bad"), [
@@ -170,12 +175,25 @@ def test_a_wrong_record_of_several_lines_is_one(text: str, block: int, tmp_path:
         flow.collect()
 
 
-def test_columns_of_the_same_names_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "1.csv").write_text("bad_text,a\nx,1\n")
-    flow = si.read_csv(tmp_path)
-    assert ran(flow.select("a"), on_error=si.to_memory())["a"].to_pylist() == [1]
-    with pytest.raises(si.BadArgument, match="one of them: 'bad_text'"):
-        ran(flow, on_error=si.to_memory())
+def test_columns_of_the_same_names_keep_theirs(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("error,bad_text,a\nx,y,1\nx,y,z\n")
+    failed = si.to_memory()
+    flow = si.read_csv(tmp_path, schema={"error": pa.string(), "bad_text": pa.string(), "a": pa.int64()})
+    assert ran(flow, on_error=failed).to_pydict() == {"error": ["x"], "bad_text": ["y"], "a": [1]}
+    assert failed.table().schema.names == ["error", "bad_text", "a", "error_", "bad_file", "bad_line", "bad_text_"]
+    assert failed.table()["bad_text_"].to_pylist() == ["x,y,z"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_a_record_with_what_is_needed_is_not_malformed(kind: str, tmp_path: Path) -> None:
+    """A dead letter has all columns, but no row fails for one that the flow does not read."""
+    lines = ["1,x,no day", "oops,y,2020-01-01", "3,z,2020-01-02"] if kind == "csv" else [
+        '{"a": 1, "s": "x", "d": "no day"}', '{"a": "oops", "s": "y"}', '{"a": 3, "s": "z", "d": "2020-01-02"}']
+    path, failed = write(tmp_path / f"1.{kind}", kind, lines), si.to_memory()
+    flow = reading(kind)(path, schema=SCHEMA).select(n=6 // (col("a") - 3))
+    assert ran(flow, on_error=failed)["n"].to_pylist() == [-3]
+    assert failed.table().select(["a", "s", "d"]).to_pylist() == [
+        {"a": None, "s": None, "d": None}, {"a": 3, "s": "z", "d": datetime.date(2020, 1, 2)}]
 
 
 @pytest.mark.parametrize("block", [16, 40, 4 << 20])

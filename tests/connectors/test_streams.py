@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.flight
 import pytest
 
 import scalein as si
+from scalein import col
 from scalein.storage.checked_json import Json
 from tests import oracle
 from tests.connectors.kinds import SCHEMA, connected, rows
@@ -60,6 +62,21 @@ def test_a_socket_gives_what_was_sent(compression: str | None) -> None:
         assert flow.collect().num_rows == 100_010  # connected again
 
 
+def test_only_the_needed_columns_of_a_socket_are_decoded() -> None:
+    """Text that is no UTF-8 is found where it is read, and nowhere else; the columns come in any order."""
+    broken = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, 1], np.int32)), pa.py_buffer(b"\xff"))
+    wide = {f"column {k}": [k] for k in range(5000)}  # the schema is longer than a chunk that is received at once
+    table = pa.table({"broken": broken, "a": [1], "d": pa.array(["x"]).dictionary_encode(), **wide})
+    sent = stream([table, table], pa.ipc.IpcWriteOptions(compression="lz4"))
+    with served(lambda connection: connection.sendall(sent), 3) as address:
+        flow = si.read_ipc(address)
+        assert flow.select("d", "a").collect().to_pydict() == {"d": ["x", "x"], "a": [1, 1]}
+        found = flow.group_by("d").agg(n=si.count(), total=col("column 4999").sum()).collect()
+        assert found.to_pydict() == {"d": ["x"], "n": [2], "total": [9998]}
+        with pytest.raises(si.BadData, match="cannot be read"):
+            flow.select("a", "broken").collect()
+
+
 def test_dictionaries_that_change_midway() -> None:
     tables = [pa.table({"k": pa.array(words).dictionary_encode()}) for words in (["a", "b"], ["c", None], ["b"])]
     with served(lambda connection: connection.sendall(stream(tables))) as address:
@@ -93,6 +110,10 @@ def test_a_socket_that_breaks_is_named() -> None:
         si.read_ipc(address)  # nobody is there any more
     with (served(lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as address,
           pytest.raises(si.BadData, match="cannot be read")):
+        si.read_ipc(address)
+    batch = sent[len(pa.ipc.read_message(sent).serialize()) :]
+    with (served(lambda connection: connection.sendall(batch)) as address,
+          pytest.raises(si.BadData, match=r"(?s)cannot be read.*begins with its schema")):
         si.read_ipc(address)
     with pytest.raises(si.BadArgument, match="port"):
         si.read_ipc("127.0.0.1:99999")

@@ -23,24 +23,26 @@ every_number_of_workers = pytest.mark.parametrize("workers", [1, 2])
 PROGRAM = """
 import itertools, sys, numpy as np, pyarrow as pa, scalein as si
 from scalein import col
-workers = int(sys.argv[2])
+name, workers = sys.argv[1], int(sys.argv[2])
 batch = pa.record_batch({"x": np.random.default_rng(1).integers(0, 10**6, 300_000), "t": np.arange(300_000)})
-endless = si.from_batches(itertools.repeat(batch), batch.schema)
-other = pa.table({"x": np.zeros(200_000, np.int64), "y": np.arange(200_000)})
-heavy = si.from_arrow(pa.table({"x": np.zeros(200_000, np.int64)})).join(other, on="x")  # 40 thousand million rows
 flows = {
-    "filter": endless.filter(col("x") > 10**7),
-    "one group": endless.group_by().agg(s=col("x").sum()),
-    "many groups": endless.group_by(k=col("x") * 1000).agg(n=si.count()),
-    "partitioned": endless.group_by("x", si.tumbling("t", 100)).agg(n=si.count()),
-    "python": endless.map_batches(lambda b: b, batch.schema).group_by().agg(n=si.count()),
-    "joined rows": heavy.filter(col("x") + col("y") < 0),
-    "joined groups": heavy.group_by().agg(n=si.count()),
+    "filter": lambda rows: rows.filter(col("x") > 10**7),
+    "one group": lambda rows: rows.group_by().agg(s=col("x").sum()),
+    "many groups": lambda rows: rows.group_by(k=col("x") * 1000).agg(n=si.count()),
+    "partitioned": lambda rows: rows.group_by("x", si.tumbling("t", 100)).agg(n=si.count()),
+    "python": lambda rows: rows.map_batches(lambda b: b, batch.schema).group_by().agg(n=si.count()),
+    "joined rows": lambda rows: rows.filter(col("x") + col("y") < 0),
+    "joined groups": lambda rows: rows.group_by().agg(n=si.count()),
 }
-si.from_arrow(other).group_by().agg(n=si.count()).collect()  # imports: class bodies hide what interrupts them
-print("started", flush=True)
+def flow(is_long):
+    if not name.startswith("joined"):
+        return flows[name](si.from_batches(itertools.repeat(batch, *([] if is_long else [3])), batch.schema))
+    x = np.zeros(200_000 if is_long else 200, np.int64)  # 40 thousand million rows
+    return flows[name](si.from_arrow(pa.table({"x": x})).join(pa.table({"x": x, "y": np.arange(len(x))}), on="x"))
+flow(is_long=False).collect(workers=workers)  # imports all that it needs: class bodies hide what interrupts them
 try:
-    flows[sys.argv[1]].collect(workers=workers)
+    print("started", flush=True)
+    flow(is_long=True).collect(workers=workers)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
@@ -67,7 +69,7 @@ def test_ctrl_c_stops_a_run(flow: str, workers: int) -> None:
         process.wait()
     assert out == "interrupted\n", err
     assert process.returncode == 0
-    assert took < 3
+    assert took < 10  # seconds of a machine that may be busy; the runs are endless or take minutes
 
 
 def _ours() -> list[threading.Thread]:

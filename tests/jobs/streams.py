@@ -38,6 +38,12 @@ def rows_in(job: Job) -> int:
     return int(str(job.metrics()["rows_in"]))
 
 
+def until_quiet(job: Job, partition: str) -> None:
+    """Wait until a partition has reported that it has no rows now: from then on it may become idle."""
+    readers = [reader for reader in job._driver.readers.readers if reader.name == partition]
+    until(lambda: all(reader._quiet_since is not None for reader in readers), job)
+
+
 @dataclass
 class Course:
     """How a job is run: what it is given, and what happens to it."""

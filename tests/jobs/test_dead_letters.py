@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
-from scalein.connectors.formats import lenient
+from scalein.connectors.formats import lenient, parquet
 from scalein.jobs import driver, source_readers
 from scalein.jobs.job import Job
 from scalein.testing import Crashed, crash_at, until
@@ -66,7 +67,7 @@ def test_each_line_comes_once_however_the_job_ends(files: Path, tmp_path: Path,
     job.wait()
     wrong = [n for n in range(FILES * LINES) if is_wrong(n)]
     found = read(tmp_path / "bad")
-    assert found.schema.names == ["k", "x", "t", "bad_file", "bad_line", "bad_text"]
+    assert found.schema.names == ["k", "x", "t", "error", "bad_file", "bad_line", "bad_text"]
     rows = found.sort_by([("bad_file", "ascending"), ("bad_line", "ascending")]).to_pylist()
     assert [row["bad_text"] for row in rows] == [f"bad {n}" if n % 2 else f"1,x{n},{n}" for n in wrong] + [None]
     assert [row["bad_line"] for row in rows] == [n % LINES + 2 for n in wrong] + [None]
@@ -118,3 +119,74 @@ def test_columns_of_such_names_that_nobody_reads_are_no_marks(names: list[str], 
     assert dict(zip(*(out.table()[name].to_pylist() for name in ("k", "n")), strict=True)) == {1: 2 - failing, 2: 1}
     if failing:
         assert bad.table()["x"].to_pylist() == [100]
+
+
+# --- whole files
+
+
+def write_groups(path: Path, first: int, *, groups: int = 3, rows: int = 100) -> None:
+    table = pa.table({"x": range(first, first + groups * rows), "s": ["abc"] * (groups * rows)})
+    pq.write_table(table, path, row_group_size=rows, compression="none", use_dictionary=False)
+
+
+def damage_second_group(path: Path) -> None:
+    """Its data page begins with other bytes."""
+    start = pq.ParquetFile(path).metadata.row_group(1).column(1).data_page_offset
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(b"\xff" * 12)
+
+
+def test_files_that_cannot_be_read_are_set_aside_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole files, and the part of one that is damaged; a job that crashes and goes on reports them once."""
+    monkeypatch.setattr(parquet, "_SPLIT_ROWS", 100)
+    monkeypatch.setattr(driver, "MAX_ROUND_ROWS", 60)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write_groups(folder / "0.parquet", 0)
+    (folder / "1.parquet").write_bytes(b"PAR1 this is no parquet")
+    write_groups(folder / "2.parquet", 1000)
+    damage_second_group(folder / "2.parquet")
+    pq.write_table(pa.table({"x": ["text"], "s": ["abc"]}), folder / "3.parquet")
+    pq.write_table(pa.table({"more": [1.5], "s": ["abc"], "x": [7]}), folder / "4.parquet")
+
+    def start() -> Job:
+        return si.read_parquet(folder).select("x", n=si.col("s").str.len()).start(
+            sink=si.to_ipc(tmp_path / "out"), on_error=si.to_ipc(tmp_path / "bad"), checkpoint=tmp_path / "c",
+            every="1ms")
+
+    for times in (2, 3):
+        with crash_at("batch", times), pytest.raises(Crashed):
+            start().wait()
+    start().wait()
+    assert sorted(read(tmp_path / "out")["x"].to_pylist()) == sorted(
+        [*range(300), *range(1000, 1100), *range(1200, 1300), 7])
+    letters = read(tmp_path / "bad").sort_by("bad_file").to_pylist()
+    assert [Path(letter["bad_file"]).name for letter in letters] == ["1.parquet", "2.parquet", "3.parquet"]
+    assert all(letter["error"] and letter["x"] is None for letter in letters)
+    assert "'x'" in letters[2]["error"]
+
+
+def test_a_disk_that_fails_is_not_the_files_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_groups(tmp_path / "0.parquet", 0)
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    flow, bad = si.read_parquet(tmp_path), si.to_memory()
+    monkeypatch.setattr(pq, "ParquetFile", broken)
+    with pytest.raises(si.BadData, match="Input/output error"):
+        flow.start(sink=si.to_memory(), on_error=bad).wait()
+    assert bad.table().num_rows == 0
+
+
+def test_a_dead_letter_says_where_its_row_was(tmp_path: Path) -> None:
+    for number in range(2):
+        write_groups(tmp_path / f"{number}.parquet", 300 * number)
+    out, bad = si.to_memory(), si.to_memory()
+    si.read_parquet(tmp_path).select(y=1 // (col("x") - 417)).start(sink=out, on_error=bad).wait()
+    (letter,) = bad.table().to_pylist()
+    assert (letter["x"], letter["s"], letter["bad_line"]) == (417, "abc", 118)
+    assert letter["bad_file"].endswith("1.parquet")
+    assert "division by zero" in letter["error"]
+    assert out.table().num_rows == 599

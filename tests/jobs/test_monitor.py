@@ -149,6 +149,7 @@ def test_a_resumed_job_counts_the_rows_of_its_run(tmp_path: Path, monkeypatch: p
     assert sum(shown) == 2
     assert job.why_no_output() == "There is output: 2 rows so far."
     job.stop()
+    until(lambda: (tmp_path / "log").read_text().endswith("\n"))  # the last line is that of the end
     rates = [json.loads(line)["rows_per_s"] for line in (tmp_path / "log").read_text().splitlines()]
     assert max(rates) < 40
 

@@ -21,7 +21,7 @@ from scalein.api.flow import Flow
 from scalein.testing import Stream, until
 from tests import oracle
 from tests.engines import examples
-from tests.jobs.streams import Course, cut, ran
+from tests.jobs.streams import Course, cut, ran, rows_in
 from tests.oracle import streams
 from tests.oracle.streams import Batch, End
 from tests.same import assert_same
@@ -284,3 +284,28 @@ def test_state_may_be_larger_than_memory(build: Build, tmp_path: Path) -> None:
     want = build(si.from_arrow(table)).collect()
     by = [(name, "ascending") for name in want.column_names]
     assert got.sort_by(by).equals(want.sort_by(by))
+
+
+BUFFERED: dict[str, Build] = {
+    "sort": lambda s: s.sort("x").select("x"),
+    "right join": lambda s: s.join(pa.table({"k": [1, 9], "w": ["a", "b"]}), on="k", how="right").select("k", "w"),
+}
+
+
+@pytest.mark.parametrize("name", BUFFERED)
+@pytest.mark.parametrize("course", [Course([2], memory="1B"), Course([2], checkpoint=True, stops=[1, 4])],
+                         ids=["memory", "checkpoint"])  # fmt: skip
+def test_rows_that_are_buffered_may_have_columns_that_are_not_read(name: str, course: Course, tmp_path: Path) -> None:
+    got, _ = ran(BUFFERED[name], TIMED, course, tmp_path)
+    assert_same(got, oracle.collect(BUFFERED[name](si.from_arrow(TIMED))), ordered=name == "sort")
+
+
+def test_rows_that_were_buffered_have_the_columns_of_a_changed_flow(tmp_path: Path) -> None:
+    stream = Stream({"all": TIMED.to_batches(max_chunksize=2)}, allowed={"all": 3})
+    job = si.from_source(stream).sort("t").select("k").start(sink=si.to_memory(), checkpoint=tmp_path)
+    until(lambda: rows_in(job) == 6, job)
+    job.stop()
+    stream.end()
+    out = si.to_memory()
+    si.from_source(stream).sort("t").select("x").start(sink=out, checkpoint=tmp_path).wait()
+    assert out.table().to_pydict() == {"x": TIMED.column("x").to_pylist()}

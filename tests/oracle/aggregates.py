@@ -68,34 +68,35 @@ def _std(agg: Agg, values: Values) -> float | None:
     return None if var is None else math.sqrt(var)
 
 
-def _products(xs: Values, ys: Values) -> tuple[Fraction, Fraction, Fraction, int] | None:
-    """Sums of squared deviations of either side and of their products, exactly, and the number of pairs without null;
-    None where a value is infinite or NaN.
-    """
-    pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None and y is not None]
+def _pairs(xs: Values, ys: Values) -> list[tuple[Any, Any]]:
+    return [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None and y is not None]
+
+
+def _products(pairs: list[tuple[Any, Any]]) -> tuple[Fraction, Fraction, Fraction] | None:
+    """Sums of squared deviations of either side and of their products, exactly; None if a value is infinite or NaN."""
     if not all(map(math.isfinite, (value for pair in pairs for value in pair))):
         return None
-    sides = [list(map(Fraction, side)) for side in zip(*pairs, strict=True)] or [[], []]
+    sides = [list(map(Fraction, side)) for side in zip(*pairs, strict=True)]
     a, b = ([value - sum(side) / len(side) for value in side] for side in sides)
     first, second, both = (sum((p * q for p, q in zip(*two, strict=True)), Fraction())
                            for two in ((a, a), (b, b), (a, b)))
-    return first, second, both, len(pairs)
+    return first, second, both
 
 
 def _cov(agg: Agg, xs: Values, ys: Values) -> float | None:
-    if (found := _products(xs, ys)) is None:
-        return math.nan
-    *_, both, count = found
-    return None if count < 2 else float(both / (count - 1))
+    pairs = _pairs(xs, ys)
+    if len(pairs) < 2:
+        return None
+    found = _products(pairs)
+    return math.nan if found is None else float(found[2] / (len(pairs) - 1))
 
 
 def _corr(agg: Agg, xs: Values, ys: Values) -> float | None:
     """NaN where a side has the same value in all rows."""
-    if (found := _products(xs, ys)) is None:
-        return math.nan
-    x, y, both, count = found
-    if count < 2:
+    pairs = _pairs(xs, ys)
+    if len(pairs) < 2:
         return None
+    x, y, both = _products(pairs) or (0, 0, 0)
     return math.copysign(math.sqrt(both * both / (x * y)), both) if x and y else math.nan
 
 

@@ -60,13 +60,10 @@ def reading(path: str, hint: str = _COMPLETE) -> Iterator[None]:
 
 
 def check_names(path: str, found: list[str], wanted: list[str]) -> None:
-    """A file has the columns of the first one, or of the schema given; their order is free."""
+    """A file has the columns of the first one, or of the schema given; their order is free, and others are ignored."""
     missing = next((name for name in wanted if name not in found), None)
     if missing is not None:
         raise BadData(f"{path} has no column {missing!r}", has=", ".join(found), wanted=", ".join(wanted), hint=_ALIKE)
-    extra = next((name for name in found if name not in wanted), None)
-    if extra is not None:
-        raise BadData(f"{path} has a column {extra!r} of its own", wanted=", ".join(wanted), hint=_ALIKE)
 
 
 def check_schema(path: str, found: pa.Schema, wanted: pa.Schema,

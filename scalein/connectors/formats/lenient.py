@@ -6,7 +6,7 @@ decoded by pyarrow as usual, in the same order.
 
     raise   the first malformed record is an error that names its line
     null    a malformed record is a row: null in the fields that cannot be decoded, or in all of them
-    keep    a malformed record is a row without values; the columns `MALFORMED` have its file, line and text
+    keep    a malformed record is a row without values; the columns `MALFORMED` have the reason, file, line and text
 
 A record of several lines that has all its fields is malformed as a whole. One with missing fields is caused by a quote
 that is not closed: only its first line is malformed, and the following lines are parsed again. Known limit: if a later
@@ -26,9 +26,12 @@ import pyarrow as pa
 
 from scalein.dtypes import from_arrow_type
 from scalein.errors import BadData
+from scalein.ir.internal_names import internal
 
 BLOCK_BYTES = 4 << 20  # upper bound of a record's size
-MALFORMED = pa.schema({"bad_file": pa.string(), "bad_line": pa.int64(), "bad_text": pa.string()})
+ERROR = internal("error")  # not null for a malformed record or file
+MALFORMED = pa.schema({ERROR: pa.string(), internal("bad_file"): pa.string(), internal("bad_line"): pa.int64(),
+                       internal("bad_text"): pa.string()})  # fmt: skip
 _SHOWN = 200  # characters of a line, in an error
 _NEWLINE = ord("\n")
 _RETURN = ord("\r")
@@ -56,6 +59,7 @@ class LenientReader:
     schema: pa.Schema  # of the rows, without the columns of `MALFORMED`
     how: str
     hint: str
+    needed: tuple[str, ...] = ()  # with "keep": columns without which a record is malformed; none: all of them
 
     def rows(self, has_header: bool) -> Iterator[pa.RecordBatch]:
         """All rows of the file; a header is no row."""
@@ -131,8 +135,19 @@ class LenientReader:
                           hint=self.hint)
         if self.how == "null":
             return pa.RecordBatch.from_arrays(columns, names=self.schema.names)
-        empty = pa.RecordBatch.from_arrays([_nothing(field) for field in self.schema], names=self.schema.names)
-        return with_malformed(empty, self.path, line, shown)
+        if self.needed and self._is_readable(text):
+            columns = [self._alone(field, text) for field in self.schema]
+            return with_malformed(pa.RecordBatch.from_arrays(columns, names=self.schema.names))
+        return malformed_row(self.schema, str(error).strip(), self.path, line, shown)
+
+    def _is_readable(self, text: bytes) -> bool:
+        """Whether a record has values in all columns that are needed; in the others it may be null."""
+        stored = [name for name in self.schema.names if name in self.needed] or self.schema.names[:1]
+        try:
+            return self._decode(text, stored).num_rows == 1 and all(
+                field.nullable or field.name in stored for field in self.schema)
+        except pa.ArrowException:
+            return False
 
     def _alone(self, field: pa.Field, text: bytes) -> pa.Array | None:
         """One field of a record as a column; None if it cannot be decoded and is not nullable."""
@@ -144,12 +159,18 @@ class LenientReader:
 
 
 def with_malformed(batch: pa.RecordBatch, *bad: object) -> pa.RecordBatch:
-    """Rows with the columns `MALFORMED`: null for decoded rows, else the file, line and text of the one malformed
-    record.
+    """Rows with the columns `MALFORMED`: null for decoded rows, else the reason, file, line and text of the one
+    malformed record.
     """
     more = [pa.array([value], field.type) for value, field in zip(bad, MALFORMED, strict=True)] if bad else [
         pa.nulls(batch.num_rows, field.type) for field in MALFORMED]
     return pa.RecordBatch.from_arrays([*batch.columns, *more], names=[*batch.schema.names, *MALFORMED.names])
+
+
+def malformed_row(schema: pa.Schema, *bad: object) -> pa.RecordBatch:
+    """The row of a malformed record, or of a file that cannot be read: without values."""
+    empty = pa.RecordBatch.from_arrays([_nothing(field) for field in schema], names=schema.names)
+    return with_malformed(empty, *bad)
 
 
 def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -32,6 +32,7 @@ class Csv:
     delimiter: str
     name: str = "csv"
     malformed: str = "raise"  # what becomes of malformed records: see `lenient.py`
+    needed: tuple[str, ...] = ()
 
     def schema(self, path: str) -> pa.Schema | None:
         if not self._header(path):
@@ -51,7 +52,7 @@ class Csv:
             with reading(path, _HINT), self._open(path, schema, wanted.names) as reader:
                 yield from reader
 
-        lenient = LenientReader(path, _CsvRecords(self, names, wanted), wanted, self.malformed, _HINT)
+        lenient = LenientReader(path, _CsvRecords(self, names, wanted), wanted, self.malformed, _HINT, self.needed)
         yield FileSplit(0, partial(_fast_then_lenient, open, lenient, has_header=True))
 
     def _header(self, path: str) -> list[str]:
@@ -126,6 +127,7 @@ class JsonLines:
 
     name: str = "json"
     malformed: str = "raise"  # as in `Csv`
+    needed: tuple[str, ...] = ()
 
     def schema(self, path: str) -> pa.Schema | None:
         if self._is_empty(path):
@@ -145,7 +147,7 @@ class JsonLines:
                     yield batch.select(names) if stored == wanted else batch.select(names).cast(wanted)
 
         if not self._is_empty(path):
-            lenient = LenientReader(path, _JsonRecords(wanted, stored), wanted, self.malformed, _HINT)
+            lenient = LenientReader(path, _JsonRecords(wanted, stored), wanted, self.malformed, _HINT, self.needed)
             yield FileSplit(0, partial(_fast_then_lenient, open, lenient, has_header=False))
 
     def _is_empty(self, path: str) -> bool:

@@ -19,14 +19,14 @@ import pyarrow as pa
 
 from scalein.connectors.base import QUIET_S
 from scalein.connectors.formats.base import MAX_ROWS, FileSplit, Format
-from scalein.connectors.formats.lenient import MALFORMED
+from scalein.connectors.formats.lenient import MALFORMED, malformed_row, with_malformed
 from scalein.connectors.formats.parquet import Parquet
 from scalein.connectors.formats.statistics import Condition, holds
 from scalein.connectors.formats.text import Csv, JsonLines
 from scalein.connectors.partition_columns import PartitionColumns, Values, with_constants
 from scalein.connectors.sources.listing import Listing
 from scalein.connectors.sources.read_ahead import ReadTask, read_ahead
-from scalein.errors import BadArgument, BadData, SourceLoc, here, locating
+from scalein.errors import BadData, SourceLoc, locating
 from scalein.options import granted_cores
 from scalein.storage.checked_json import Json
 
@@ -52,7 +52,9 @@ class FileSource:
     partition_columns: PartitionColumns = field(default_factory=lambda: PartitionColumns(pa.schema([])))
     partition_tests: tuple[Condition, ...] = ()  # files for whose values one does not hold need not be read
     bounded: bool = True
+    is_until_now: bool = False  # a followed directory ends with the files that are there
     columns: tuple[str, ...] | None = None
+    sets_aside: bool = False  # a file or record that cannot be read is a row that says so: see `formats/lenient.py`
     memory: int | None = None  # bytes of batches that may be decoded ahead
     replays = True
 
@@ -82,11 +84,21 @@ class FileSource:
     @property
     def schema(self) -> pa.Schema:
         """The columns that are read, and those of malformed records if these are kept."""
+        return pa.schema([*self._read_columns, *MALFORMED]) if self.sets_aside else self._read_columns
+
+    @property
+    def _read_columns(self) -> pa.Schema:
         found = self._all_columns
-        if self.columns is not None:
-            found = pa.schema([found.field(name) for name in self.columns])
-        has_malformed = isinstance(self.format, Csv | JsonLines) and self.format.malformed == "keep"
-        return pa.schema([*found, *MALFORMED]) if has_malformed else found
+        return found if self.columns is None else pa.schema([found.field(name) for name in self.columns])
+
+    @property
+    def _is_text(self) -> bool:
+        return isinstance(self.format, Csv | JsonLines)
+
+    def origin(self, offset: Json) -> tuple[str, int | None]:
+        """The file of an offset, and the rows before it; of text only lines have numbers, and these are not known."""
+        position = _position(offset)
+        return self.listing.path(position["file"]), None if self._is_text else position["row"]
 
     @property
     def _all_columns(self) -> pa.Schema:
@@ -114,16 +126,18 @@ class FileSource:
             return found
         return replace(found, format=replace(self.format, tests=stored))
 
-    def lenient(self, how: str) -> FileSource:
-        """The same files, in which a malformed record is a row: "null" or "keep", see `formats/lenient.py`."""
+    def lenient(self, how: str, needed: Sequence[str] = ()) -> FileSource:
+        """The same files, in which a malformed record is a row: "null" or "keep", see `formats/lenient.py`. With "keep"
+        so is a file that cannot be read; a record that has the columns `needed` is not malformed.
+        """
+        found = replace(self, sets_aside=how == "keep")
         if not isinstance(self.format, Csv | JsonLines):
-            return self
-        taken = [name for name in self.schema.names if how == "keep" and name in MALFORMED.names]
-        if taken:
-            raise BadArgument(f"on_error= adds columns to rows that fail, and the source has one of them: {taken[0]!r}",
-                              at=here(), has=", ".join(MALFORMED.names),
-                              hint='rename it in the files, or on_error="null"')
-        return replace(self, format=replace(self.format, malformed=how))
+            return found
+        return replace(found, format=replace(self.format, malformed=how, needed=tuple(needed)))
+
+    def until_now(self) -> FileSource:
+        """The same files; a followed directory ends with those that are there when it is read."""
+        return replace(self, is_until_now=True)
 
     def within(self, memory: int) -> FileSource:
         """The same files, prefetching at most that many bytes, or one batch."""
@@ -145,13 +159,16 @@ class FileSource:
         """The splits of a file with rows at or after `row`; they have some columns, or all that are read."""
         path, source = self.listing.path(name), self if columns is None else self.project(columns)
         values = self._values(name)
+        needs_marks = self.sets_aside and not self._is_text
         if not values:
             columns = None if source.columns is None else list(source.columns)
-            yield from self.format.splits(path, self.whole, columns, row)
+            for split in self.format.splits(path, self.whole, columns, row):
+                yield FileSplit(split.row, partial(_with_marks, split)) if needs_marks else split
             return
         schema = source.schema
         stored = [column for column in self.whole.names if column in schema.names and column not in values]
         for split in self.format.splits(path, self.whole, stored, row):
+            split = FileSplit(split.row, partial(_with_marks, split)) if needs_marks else split
             yield FileSplit(split.row, partial(_with_values, split, schema, values))
 
     def _values(self, name: str) -> Values:
@@ -198,6 +215,8 @@ class FileSource:
             for file in new:
                 yield from self._tasks(file.name, 0, {"file": file.name, "seen": seen.to_json()})
                 seen.add(file.name)
+            if self.is_until_now:
+                return
             wait_s = _MIN_WAIT_S if new else min(2 * wait_s, _MAX_WAIT_S)
             while time.monotonic() - listed_s < max(wait_s, _LISTING_SHARE * (listed_s - started_s)):
                 yield None
@@ -227,19 +246,53 @@ class FileSource:
         if self.rules_out(name):
             return
         waiting: FileSplit | None = None
-        for split in self.splits(name, None, row):
-            if waiting is not None:
-                yield partial(_numbered, waiting, row, offset, False)
-            waiting = split
+        try:
+            for split in self.splits(name, None, row):
+                if waiting is not None:
+                    yield partial(self._checked, waiting, row, offset, split.row)
+                waiting = split
+        except BadData as error:
+            found = self._set_aside(name, error)
+            yield lambda: iter([(found, {**offset, "row": row, "done": True})])
+            return
         if waiting is not None:
-            yield partial(_numbered, waiting, row, offset, True)
+            yield partial(self._checked, waiting, row, offset, None)
         elif row:
             raise _shrunk(self.listing.path(name), row)
+
+    def _checked(self, split: FileSplit, row: int, offset: Offset, end: int | None) -> Iterator[Item]:
+        """The batches of a split, which ends at row `end` of the file, or with the file; its rest may be set aside."""
+        items = _numbered(split, row, offset, end is None)
+        while True:
+            try:
+                item = next(items, None)
+            except BadData as error:
+                after = {**offset, "row": row if end is None else end, "done": end is None}
+                item = self._set_aside(offset["file"], error), after
+                items = iter(())
+            if item is None:
+                return
+            yield item
+
+    def _set_aside(self, name: str, error: BadData) -> pa.RecordBatch:
+        """The row of a file that cannot be read, or of its rest; raises if there is no place for it, or if the disk is
+        to blame: then the file may be good.
+        """
+        cause = error.__cause__
+        if not self.sets_aside or (isinstance(cause, OSError) and cause.errno is not None):
+            raise error
+        found = error.facts.get("found")
+        text = error.what if found is None else f"{error.what}: {found}"
+        return malformed_row(self._read_columns, text, self.listing.path(name), None, None)
 
 
 def _with_values(split: FileSplit, schema: pa.Schema, values: Values) -> Iterator[pa.RecordBatch]:
     for batch in split.open():
         yield with_constants(batch, schema, values, batch.num_rows)
+
+
+def _with_marks(split: FileSplit) -> Iterator[pa.RecordBatch]:
+    return map(with_malformed, split.open())
 
 
 def _numbered(split: FileSplit, row: int, offset: Offset, is_last: bool) -> Iterator[Item]:

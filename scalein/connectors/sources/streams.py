@@ -1,18 +1,21 @@
 """Streams over the network: Arrow IPC through a socket, and Arrow Flight. Both end when the sender ends them.
 
 These sources do not replay. A thread receives and decodes ahead of the reader; an empty batch is yielded after a while
-without data. The first connection is made for the schema, and then used by the first read.
+without data. The first connection is made for the schema, and then used by the first read. Columns that a flow does not
+need are received, but neither decompressed nor validated.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
@@ -36,8 +39,8 @@ class _Stream(Protocol):
     def schema(self) -> pa.Schema:
         """Of its batches."""
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """All batches to the end."""
+    def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """All batches to the end, with these columns."""
 
     def stop(self) -> None:
         """End it from another thread: a waiting `batches` raises or ends."""
@@ -65,6 +68,12 @@ class _Streamed(ABC):
     def _connect(self, partition: str) -> _Stream:
         """A new connection."""
 
+    def project(self, columns: Sequence[str]) -> Self:
+        """The same connections, reading these columns only."""
+        found = copy.copy(self)
+        found.schema = pa.schema([self.schema.field(name) for name in columns])
+        return found
+
     def read(self, partition: str, offset: Json) -> Iterator[tuple[pa.RecordBatch, Json]]:
         """The batches as they arrive."""
         if offset is not None:
@@ -72,7 +81,7 @@ class _Streamed(ABC):
         with self._naming():
             stream = self._opened.pop(partition, None) or self._connect(partition)
         empty, rows = pa.RecordBatch.from_pylist([], schema=self.schema), 0
-        tasks: list[ReadTask[pa.RecordBatch] | None] = [stream.batches]
+        tasks: list[ReadTask[pa.RecordBatch] | None] = [partial(stream.batches, self.schema.names)]
         received: Any = read_ahead(iter(tasks), 1, QUIET_S, _DEPTH)
         try:
             with self._naming():
@@ -127,16 +136,26 @@ class _IpcSocket:
         self._socket = socket.create_connection(address, timeout=_CONNECT_S)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
-            self._reader = pa.ipc.open_stream(pa.PythonFile(_Received(self._socket), mode="r"))
+            self._received = _Received(self._socket)
+            # The columns to decode are chosen when a stream is opened, and known only after its schema: that message is
+            # read first, and then once more as the beginning of the stream.
+            message = pa.ipc.read_message(pa.PythonFile(self._received, mode="r"))
+            if message.type != "schema":
+                raise pa.ArrowInvalid(f"a stream begins with its schema, not with a message of type {message.type}")
+            self._received.put_back(message.serialize())
             self._socket.settimeout(None)
         except BaseException:
             self._socket.close()
             raise
-        self.schema: pa.Schema = self._reader.schema
+        self.schema: pa.Schema = pa.ipc.read_schema(message)
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        options = pa.ipc.IpcReadOptions(included_fields=[self.schema.get_field_index(name) for name in columns])
         with self._socket:
-            yield from map(Validator().check, self._reader)
+            reader = pa.ipc.open_stream(pa.PythonFile(self._received, mode="r"), options=options)
+            validator = Validator()
+            for batch in reader:
+                yield validator.check(batch).select(columns)
 
     def stop(self) -> None:
         with contextlib.suppress(OSError):
@@ -152,6 +171,12 @@ class _Received:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._chunk, self._used, self._end = memoryview(bytearray(_CHUNK_BYTES)), 0, 0
+
+    def put_back(self, data: pa.Buffer) -> None:
+        """Give these bytes once more, before those that follow."""
+        waiting = b"".join((data, self._chunk[self._used : self._end]))
+        self._used, self._end = 0, len(waiting)
+        self._chunk = memoryview(bytearray(waiting.ljust(_CHUNK_BYTES)))
 
     def read(self, size: int) -> pa.Buffer:
         buffer = pa.allocate_buffer(size)
@@ -213,11 +238,11 @@ class _FlightStream:
         self._reader = reader
         self.schema: pa.Schema = reader.schema
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         validator = Validator()
         for chunk in self._reader:
             if chunk.data is not None:
-                yield validator.check(chunk.data)
+                yield validator.check(chunk.data.select(columns))
 
     def stop(self) -> None:
         with contextlib.suppress(pa.ArrowException):

@@ -265,10 +265,10 @@ class StreamPlan:
             yield from batches
             return
 
-        def failed(rows: pa.RecordBatch, error: ComputeError) -> None:
-            summary.rows += rows.num_rows
-            summary.failed_rows += rows.num_rows
-            summary.failed.append(rows)
+        def failed(batch: pa.RecordBatch, number: int, error: ComputeError) -> None:
+            summary.rows += 1
+            summary.failed_rows += 1
+            summary.failed.append(batch.slice(number, 1))
 
         context = Context(options, Path(), lambda rows: None, False, lambda rows: None, failed, 0)
         runner = FragmentRunner(self.fragment.op, context, self._check)
