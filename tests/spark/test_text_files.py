@@ -266,7 +266,7 @@ def test_streams_fall_back_to_spark(spark: Any, tmp_path: Path, monkeypatch: pyt
     """Tasks read the first batch; they refuse the second, after rows that they could read, and Spark reads it."""
     monkeypatch.setattr(text_splits, "SPLIT_BYTES", 4_000)
     if how == "shuffle":
-        monkeypatch.setattr(query, "READ_ALL_BYTES", 0)
+        monkeypatch.setattr(query, "READ_ALL_TEXT_BYTES", 0)
     (tmp_path / "in").mkdir()
     for number in range(3):
         rows = [(k % 7, k / 4, f"word {k % 3}") for k in range(1_000 * number, 1_000 * (number + 1))]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # A shuffle takes as long as decoding about so many bytes; below, all tasks read all files instead.
 READ_ALL_BYTES = 64 << 20
+READ_ALL_TEXT_BYTES = 16 << 20  # of text, which takes several times as long to decode
 
 
 @dataclass(frozen=True)

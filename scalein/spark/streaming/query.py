@@ -23,7 +23,7 @@ from scalein.spark.errors import explain_error, explain_jvm_error, translate_err
 from scalein.spark.row_groups import RowGroups, coded_types
 from scalein.spark.serialize import BroadcastPlan, serialize
 from scalein.spark.streaming.coordinator import Coordinator, StreamSpec, checked_partitions
-from scalein.spark.streaming.inputs import READ_ALL_BYTES, scan_of_batch
+from scalein.spark.streaming.inputs import READ_ALL_BYTES, READ_ALL_TEXT_BYTES, scan_of_batch
 from scalein.spark.streaming.tasks import (
     BLOCK_DDL,
     BatchResult,
@@ -159,7 +159,8 @@ class StreamJob:
     def _read_files(self, spark: SparkSession, batch: MicroBatch, rows: RowGroups | TextSplits) -> BatchResult:
         """Run a batch whose rows tasks read from files; all tasks read all files if that costs less than a shuffle."""
         cores = parallelism(spark)
-        if self._spec.plan.mode != "rowwise" and batch.partitions * sum(rows.sizes) <= cores * READ_ALL_BYTES:
+        limit = READ_ALL_TEXT_BYTES if isinstance(rows, TextSplits) else READ_ALL_BYTES
+        if self._spec.plan.mode != "rowwise" and batch.partitions * sum(rows.sizes) <= cores * limit:
             targets = spark.sparkContext.parallelize(range(batch.partitions), batch.partitions)
             return collect_results(targets.mapPartitions(ReadAllTask(batch, rows)).collect(), "tasks")
         parts = rows.split(cores)
