@@ -30,8 +30,12 @@ from scalein.errors import (
     BadName,
     CannotCompile,
     ComputeError,
+    Damaged,
     InternalError,
+    LateData,
+    NewerFormat,
     ScaleinError,
+    StoreFailed,
     UnknownColumn,
     WriteFailed,
     WrongType,
@@ -48,11 +52,15 @@ __all__ = [
     "CannotCompile",
     "Column",
     "ComputeError",
+    "Damaged",
     "Flow",
     "InternalError",
+    "LateData",
+    "NewerFormat",
     "ScaleinError",
     "Sink",
     "Source",
+    "StoreFailed",
     "UnknownColumn",
     "WriteFailed",
     "WrongType",
@@ -89,6 +97,11 @@ __all__ = [
     "udf",
     "when",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 if not TYPE_CHECKING:  # a type checker should go on reporting names that are not there
 

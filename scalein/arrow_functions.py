@@ -89,7 +89,9 @@ def apply(call: Call, args: Sequence[pa.Array]) -> pa.Array:
     try:
         found = function(call, *args)
     except pa.ArrowInvalid as error:
-        raise NoValue("impossible cast") from error
+        if "UTF8" in str(error):
+            raise NoValue("bytes that are not valid UTF-8") from error
+        raise NoValue("impossible cast" if call.fn == "cast" else "a value that it does not take") from error
     except pa.ArrowNotImplementedError as error:
         raise NoValue("cast that pyarrow does not know") from error
     return found if found.type == type_of(call).arrow else found.cast(type_of(call).arrow)

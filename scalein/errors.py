@@ -49,6 +49,7 @@ def _shown_file(path: str) -> str:
 
 
 NOWHERE = SourceLoc("", 0)
+NO_PERMISSION = "the user that runs this has no permission for it"
 
 
 def here(other: SourceLoc = NOWHERE) -> SourceLoc:
@@ -77,7 +78,16 @@ def _is_users(file: str) -> bool:
 
 
 def warn(text: str, at: SourceLoc = NOWHERE) -> None:
-    """A `RuntimeWarning` at the user's line: that of the call, or `at` in a thread that has none."""
+    """A `RuntimeWarning` at the user's line: that of the call, or `at` in a thread that has none.
+
+    Python shows it once for a line; each goes to `logging` too, to the logger of the module that calls.
+    """
+    import logging  # few programs are warned
+
+    logger = logging.getLogger("scalein")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())  # else what nobody handles is printed
+    logging.getLogger(sys._getframe(1).f_globals["__name__"]).warning("%s", text)
     at = here(at)
     warnings.warn_explicit(text, RuntimeWarning, at.file or "scalein", at.line)
 
@@ -132,6 +142,8 @@ def reported(error: BaseException, at: SourceLoc) -> BaseException:
     match error:
         case ScaleinError():
             error.locate(at)
+        case UnicodeEncodeError():
+            return BadArgument("a path or a text has characters that UTF-8 cannot hold", at=at, found=error)
         case UnicodeError():
             return BadData("a text column has bytes that are not valid UTF-8", at=at, found=error,
                            hint="read the column as binary, or repair it where it is made")
@@ -141,7 +153,9 @@ def reported(error: BaseException, at: SourceLoc) -> BaseException:
 
 
 def _text(what: str, facts: dict[str, str]) -> str:
-    return "\n".join([what, *(f"  {name:<6} {fact}" for name, fact in facts.items())])
+    text = "\n".join([what, *(f"  {name:<6} {fact}" for name, fact in facts.items())])
+    # Paths may have surrogates, in place of bytes that are not UTF-8: an error must be printable.
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def _rebuild(kind: type[Kind], text: str, what: str, hint: str | None, facts: dict[str, str]) -> Kind:
@@ -200,22 +214,31 @@ class CannotCompile(ScaleinError):
 class ComputeError(ScaleinError):
     """A live row for which an expression has no value: overflow, division by zero, impossible cast."""
 
+    _REMEDIES = (
+        (re.compile(r"impossible cast(?=.*\.cast\()"), "try_cast gives null instead"),
+        (re.compile("text that is no such time"), "try_strptime gives null instead"),
+        (re.compile("integer overflow in the sum"),
+         "cast to a wider type first, such as pa.decimal128(38, 0) or pa.float64()"),
+        (re.compile(r"(integer|decimal) overflow in `.*\.cast\([^()]*\)`"),
+         "cast it first: try_cast gives null instead"),
+        (re.compile("integer overflow in `"),
+         "cast to a wider type first, or use try_add, try_sub or try_mul, which give null instead"),
+        (re.compile("division by zero in `"), "try_floordiv and try_mod give null instead"),
+        (re.compile("bytes that are not valid UTF-8"), "read the column as binary, or repair it where it is made"),
+    )
+
     def __init__(self, what: str, *, at: SourceLoc | None = None, hint: str | None = None, **facts: object) -> None:
-        if hint is None and what.startswith("impossible cast") and ".cast(" in what:
-            hint = "try_cast gives null instead"
-        elif hint is None and what.startswith("text that is no such time"):
-            hint = "try_strptime gives null instead"
-        elif hint is None and what.startswith("integer overflow in `"):
-            hint = "cast to a wider type first, or use try_add, try_sub or try_mul, which give null instead"
-        elif hint is None and what.startswith("integer overflow in the sum"):
-            hint = "cast to a wider type first, such as pa.decimal128(38, 0) or pa.float64()"
-        elif hint is None and what.startswith("division by zero in `"):
-            hint = "try_floordiv and try_mod give null instead"
+        if hint is None:
+            hint = next((remedy for failure, remedy in self._REMEDIES if failure.match(what)), None)
         super().__init__(what, at=at, hint=hint, **facts)
 
 
 class StoreFailed(ScaleinError):
     """A store's directory or one of its files could not be opened, read, written or locked."""
+
+
+class Fenced(StoreFailed):
+    """A later run has taken over a checkpoint or an output folder: this one may not publish any more."""
 
 
 class Damaged(ScaleinError):

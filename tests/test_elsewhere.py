@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import scalein as si
-from scalein import BadArgument, col
+from scalein import BadArgument, col, errors
 from scalein.api import hints
 from scalein.api.column import Column
 
@@ -166,6 +166,12 @@ def test_a_type_error_inside_of_a_function_stays_as_it_is() -> None:
 def test_what_is_written_first_by_habit(name: str, hint: str) -> None:
     with pytest.raises(AttributeError, match=re.escape(hint)):
         getattr(FLOW, name)
+
+
+def test_the_package_shows_its_public_names_only() -> None:
+    assert dir(si) == sorted(si.__all__)
+    assert [name for name in vars(errors) if isinstance(found := getattr(errors, name), type)
+            and issubclass(found, si.ScaleinError) and name not in si.__all__] == []
 
 
 def test_columns_can_be_copied_and_pickled() -> None:

@@ -122,6 +122,15 @@ ERRORS = {
             return flow.select("y")  # here
         asyncio.run(work())""",
     "a row": "flow.select(y=10 // col('x')).collect()  # here",
+    "an implicit cast": """
+        times = pa.table({"s": pa.array([2**62], pa.timestamp("s")), "n": pa.array([1], pa.timestamp("ns"))})
+        later = col("s") > col("n")  # here
+        q = si.from_arrow(times).filter(later)
+        q.collect()""",
+    "an implicit cast of a key": """
+        times = pa.table({"s": pa.array([2**62], pa.timestamp("s"))})
+        q = si.from_arrow(times).join(pa.table({"s": pa.array([1], pa.timestamp("ns"))}), on="s")  # here
+        q.collect()""",
     "a row, in batches": """
         q = flow.select(y=10 // col("x"))  # here
         for batch in q.batches():

@@ -392,6 +392,7 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
          lambda: ROWS.select(t=col("s").cast(pa.timestamp("us"))).collect()),
         ('rows.select(col("s").str.strptime(pa.date32(), "%d.%m.%Y"))',
          lambda: ROWS.select(t=col("s").str.strptime(pa.date32(), "%d.%m.%Y")).collect()),
+        ('col("local_time").dt.strftime("%Y" * 65)', lambda: col("local_time").dt.strftime("%Y" * 65)),
         ('flow.select(x=si.concat_str("kind", "-", "price"))',
          lambda: flow.select(x=si.concat_str("kind", "-", "price"))),
         ('col("local_time").dt.truncate("1mo")', lambda: col("local_time").dt.truncate("1mo")),

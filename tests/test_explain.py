@@ -137,3 +137,13 @@ def test_who_computes_what_no_kernel_does() -> None:
 
 def test_an_order_does_not_say_who_makes_it() -> None:
     assert si.from_arrow(EVENTS).sort("qty").explain("fused").startswith("sort by qty\n")
+
+
+def test_plans_show_the_aggregates_of_an_expression_and_no_internal_columns() -> None:
+    flow = si.from_arrow(pa.table({"k": [1, 2], "x": [1, 2]}))
+    by_key = flow.group_by("k").agg(share=col("x").sum() / si.count())
+    both = by_key.filter(col("share") > 1).group_by().agg(spread=col("share").max() - col("share").min())
+    for text in (repr(both), both.explain(), both.explain(verbose=True), str(both.graph())):
+        assert "#:" not in text
+        for part in ("x.sum().cast(f64) / count().cast(f64)", "share.max() - share.min()"):
+            assert part in text.replace("<br/>", " ")

@@ -84,6 +84,22 @@ def test_times_far_ahead_are_believed_when_batches_agree() -> None:
     assert run(flow, events).watermarks == [5, 5, 7, 7, 7, 500 * day + 2]
 
 
+def ticks(*days: float, partition: str = "all") -> Batch:
+    times = pa.array([round(day * 86_400) for day in days], pa.timestamp("s"))
+    return Batch(pa.record_batch({"t": times}), partition)
+
+
+def test_time_goes_on_by_steps_of_at_most_a_day() -> None:
+    flow = si.flow(pa.schema({"t": pa.timestamp("s")})).with_watermark("t", "0s").group_by(si.tumbling("t", "1h"))
+    batches = [ticks(3, 0, 2.5, 9), ticks(6, 5, 4, 70, 2), ticks(6.5, 9), ticks(6, 8, 7.5), ticks(9)]
+    marks = run(flow.agg(n=si.count()), batches).watermarks
+    assert [mark and mark / 86_400 for mark in marks] == [3, 6, 6.5, 8, 9]
+    events = [ticks(1, partition="a"), ticks(1, partition="b"), Idle("b"), ticks(*range(1, 20), partition="a"),
+              ticks(19.5, partition="b"), ticks(22, partition="b"), ticks(20, partition="a")]
+    marks = run(flow.agg(n=si.count()), events).watermarks
+    assert [mark and mark / 86_400 for mark in marks] == [None, 1, 1, 19, 19, 19, 19.5]
+
+
 def test_what_has_no_window_comes_at_the_end_and_what_arrives_first_is_first() -> None:
     events = [batch((3, 1)), batch((1, 2), (2, 1)), End()]
     assert [len(step) for step in run(FLOW.sort("t"), events).outputs] == [0, 0, 3]

@@ -18,7 +18,7 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
-from scalein.errors import Damaged, StoreFailed
+from scalein.errors import NO_PERMISSION, Damaged, StoreFailed
 from scalein.state import LogStore
 
 LATIN = "name,age\nJürgen,5\nann,6\n".encode("latin-1")
@@ -125,6 +125,102 @@ def test_a_file_that_goes_away_or_may_not_be_read(tmp_path: Path) -> None:
     check(caught, "a.parquet")
 
 
+def files(folder: Path, *contents: object) -> Path:
+    """A folder of Parquet files, or of CSV files where the content is text."""
+    for number, content in enumerate(contents):
+        if isinstance(content, str):
+            (folder / f"{number}.csv").write_text(content)
+        else:
+            pq.write_table(content, folder / f"{number}.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("run", [
+    lambda folder: si.read_parquet(folder).collect(),
+    lambda folder: si.read_parquet(folder).start(sink=si.to_memory()).wait(),
+    lambda folder: si.read_parquet(folder, follow=True).start(sink=si.to_memory()).wait(),
+], ids=["collect", "job", "followed"])  # fmt: skip
+def test_a_file_with_another_type_is_named_with_its_column_and_both_types(run: Callable[[Path], object],
+                                                                          tmp_path: Path) -> None:
+    files(tmp_path, pa.table({"x": [1], "y": ["a"]}), pa.table({"x": ["a"], "y": ["a"]}))
+    with pytest.raises(si.BadData, match=r"^column 'x' of \S*1\.parquet is string, not int64") as caught:
+        run(tmp_path)
+    check(caught)
+    assert "corrupt" not in str(caught.value)
+
+
+def test_a_line_with_another_type_is_named_with_its_column_and_its_type(tmp_path: Path) -> None:
+    files(tmp_path, "y,x\na,1\n", "y,x\na,1\nb,two\n")
+    for flow in (si.read_csv(tmp_path), si.read_csv(tmp_path, schema={"y": str, "x": int})):
+        with pytest.raises(si.BadData, match=r"^line 3 of \S*1\.csv cannot be read") as caught:
+            flow.collect()
+        check(caught)
+        assert caught.value.facts["column"] == "x, which is int64 here"
+        assert caught.value.facts["found"] == "CSV conversion error to int64: invalid value 'two'"
+    (tmp_path / "1.csv").write_text("y,x\na,1,2\n")
+    with pytest.raises(si.BadData) as caught:
+        si.read_csv(tmp_path).collect()
+    assert "column" not in caught.value.facts, "the whole line is wrong"
+    assert caught.value.hint == "each line has as many fields as the first one has names"
+
+
+@pytest.mark.parametrize(("content", "read", "hint"), [
+    (b"x,y\n1,2\n", "parquet", "read_csv"), (b"x,y\n1,2\n", "ipc", "read_csv"), (b"PAR1", "csv", None),
+    (b'{"x": 1}\n', "parquet", "read_json"), (pa.table({"x": ["\u00e9" * 9]}), "csv", "read_parquet"),
+    (pa.table({"x": [1]}), "json", "read_parquet"), (pa.table({"x": [1]}), "ipc", "read_parquet"),
+    (b"PAR1 damaged PAR1", "parquet", "complete"), (b"\x00\x01\x02", "parquet", "complete"),
+])  # fmt: skip
+def test_a_file_of_another_kind_gets_the_function_that_reads_it(content: object, read: str, hint: str | None,
+                                                                tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        pq.write_table(content, path)
+    with pytest.raises(si.BadData) as caught:
+        getattr(si, f"read_{read}")(path).collect()
+    assert hint is None or hint in str(caught.value.hint)
+    check(caught, "file")
+
+
+def test_a_file_that_may_not_be_read_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests may run as root, who may do all."""
+    files(tmp_path, pa.table({"x": [1]}))
+
+    def refused(*args: object, **named: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(pq, "read_schema", refused)
+    with pytest.raises(si.BadData, match=r"0\.parquet cannot be read") as caught:
+        si.read_parquet(tmp_path)
+    assert caught.value.hint == NO_PERMISSION
+    check(caught)
+    monkeypatch.setattr(pa, "OSFile", refused)
+    with pytest.raises(si.WriteFailed, match=r"1\.parquet cannot be written") as written:
+        si.from_arrow({"x": [1]}).write_parquet(tmp_path / "1.parquet")
+    assert written.value.hint == NO_PERMISSION
+    check(written)
+
+
+def test_files_without_rows_have_no_types(tmp_path: Path) -> None:
+    files(tmp_path, "x,y\n")
+    with pytest.raises(si.BadData, match="have no rows, so the types of their columns are unknown") as caught:
+        si.read_csv(tmp_path)
+    check(caught)
+    assert si.read_csv(tmp_path, schema={"x": int, "y": str}).collect().num_rows == 0
+
+
+def test_paths_that_utf_8_cannot_hold(tmp_path: Path) -> None:
+    path, flow = f"{tmp_path}/\ud800", si.from_arrow({"x": [1]})
+    for case in (lambda: flow.write_parquet(path), lambda: flow.write_csv(f"{tmp_path}/\udcff.csv"),
+                 lambda: flow.start(sink=si.to_parquet(path)).wait(),
+                 lambda: flow.start(sink=si.to_memory(), checkpoint=path).wait(), lambda: si.read_csv(path)):
+        with pytest.raises(si.ScaleinError) as caught:
+            case()
+        check(caught)
+        assert str(caught.value).encode(), "an error can be printed"
+
+
 # --- text in memory
 
 
@@ -140,6 +236,13 @@ OVER_TEXT: dict[str, Callable[[Flow], Flow]] = {
     "len": lambda flow: flow.select(y=col("s").str.len()),
     "collect": lambda flow: flow.group_by().agg(v=col("s").collect(), m=col("s").max()),
 }
+
+
+def test_a_function_of_text_that_is_not_utf_8() -> None:
+    with pytest.raises(si.ComputeError, match=r"^bytes that are not valid UTF-8 in `s\.str\.upper\(\)`") as caught:
+        OVER_TEXT["upper"](si.from_arrow(pa.table({"s": WRONG_TEXT}))).collect()
+    check(caught)
+    assert "binary" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("name", OVER_TEXT)

@@ -342,7 +342,17 @@ class Flow(ForeignNames):
         return group(self.op, keys, named, Flow)
 
     def with_watermark(self, time: str, delay: Duration) -> Flow:
-        """The same rows, with event time: in a job, no row is more than `delay` behind the latest one."""
+        """The same rows, with event time: in a job, no row is more than `delay` behind the latest one.
+
+        The watermark, the latest time less `delay`, closes windows. It advances between batches, over times at most a
+        day apart: a row after a longer gap is an outlier, as of a wrong clock, and does not advance it, unless most
+        rows of three batches in a row are outliers. `collect` ignores it.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> flow = si.from_arrow(pa.table({"t": [1, 5, 12]})).with_watermark("t", 2)
+        >>> flow.group_by(si.tumbling("t", 10)).agg(n=si.count()).collect().num_rows
+        2
+        """
         scope = self._scope("with_watermark")
         dtype = type_of(column(_name(time, scope), scope))
         if not (dtype.kind is Kind.TS or dtype.is_int):

@@ -13,6 +13,7 @@ from html import escape
 from textwrap import wrap
 
 from scalein.ir.ops import Op
+from scalein.ir.printer import with_aggregates
 from scalein.ir.rewrite import walk_ops
 
 _WIDEST = 44  # characters in a line of a box
@@ -80,6 +81,7 @@ def _mermaid_text(text: str) -> str:
 def _lines(op: Op) -> list[str]:
     """The text of a box: the op's name, then what it does, cut to a few lines."""
     name, detail = op.describe()
+    detail = with_aggregates(detail, op)
     # No line ends beside an equals sign, and `wrap` breaks at no other space than this one.
     lines = [line.replace(_HARD_SPACE, " ")
              for line in wrap(_EQUALS.sub(rf"{_HARD_SPACE}\1{_HARD_SPACE}", detail), _WIDEST, break_on_hyphens=False)]

@@ -12,6 +12,7 @@ from scalein.dtypes import UNITS_PER_SECOND
 from scalein.durations import Duration, span
 from scalein.errors import BadArgument, here
 from scalein.ir import time_formats
+from scalein.ir.literals import shortened
 
 if TYPE_CHECKING:
     from scalein.api.column import Column
@@ -263,7 +264,7 @@ def _format(pattern: object, method: str) -> str:
         if method == "str.strptime":
             time_formats.check_readable(pattern)
     except time_formats.BadFormat as error:
-        raise BadArgument(f"{method} takes a format of known directives", at=here(), found=repr(given),
+        raise BadArgument(f"{method} does not take this format", at=here(), found=shortened(given),
                           why=error) from None
     return pattern
 

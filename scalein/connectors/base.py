@@ -54,7 +54,11 @@ class Source(Protocol):
 
 @runtime_checkable
 class Sink(Protocol):
-    """Where a job's rows go, epoch by epoch. One thread calls at a time, but `commit` may run beside `write`."""
+    """Where a job's rows go, epoch by epoch. One thread calls at a time, but `commit` may run beside `write`.
+
+    Optional method: `acquire(run, checkpoint)` is called before anything else of each run. `run` is `<job>-<run>`,
+    `checkpoint` the path of the job's checkpoint, or None. A sink that another job writes to raises.
+    """
 
     def open(self, schema: pa.Schema, committed: Json, next: str) -> None:
         """Called once, before anything is written. `committed` is what the last committed `prepare` gave.

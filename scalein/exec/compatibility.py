@@ -1,4 +1,5 @@
-"""Compatibility of a flow with a checkpoint: a flow whose state differs from that of the checkpoint is refused.
+"""Compatibility of a flow with a checkpoint: a flow whose state differs from that of the checkpoint is refused; one
+that differs otherwise, in a filter, a joined table or a sink, goes on with a warning.
 
 States are identified by their order and by what they hold; whether sources are the same is decided in `recovery.py`.
 The check of a Spark stream is in `spark/streaming/coordinator.py`.
@@ -6,13 +7,20 @@ The check of a Spark stream is in `spark/streaming/coordinator.py`.
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
+
+from scalein.connectors.in_memory import Batches
 from scalein.dtypes import Schema
-from scalein.errors import BadArgument, SourceLoc
+from scalein.errors import BadArgument, SourceLoc, warn
 from scalein.exec.fragments import Fragment, placeholder
+from scalein.ir import ops
 from scalein.ir.passes.null_on_error import as_written
 from scalein.ir.printer import dump
-from scalein.storage.checked_json import Json, as_list
+from scalein.ir.rewrite import walk_ops
+from scalein.storage.checked_json import Json, as_list, as_map
 
+MAX_TEXT = 1 << 14  # characters of a flow in a checkpoint
 HINT = "give another checkpoint directory, or go on with the flow as it was"
 
 
@@ -25,6 +33,37 @@ def signature(fragment: Fragment) -> str:
     fields = Schema(tuple(field for field in before if field.name in used))
     about = dump(as_written(state.with_inputs((placeholder(before), *state.inputs[1:]))))
     return f"{about.splitlines()[0]}  over {fields!r}"
+
+
+def described(root: ops.Op) -> list[Json]:
+    """A flow in lines of text, with the sizes of the tables that it joins; every checkpoint has it, so a long one is
+    summed up.
+    """
+    lines: list[Json] = [line.strip() for line in dump(as_written(root)).splitlines()]
+    for op in walk_ops(root):
+        for static in op.inputs[len(op.streams) :]:
+            tables = (source.data for source in walk_ops(static) if isinstance(source, ops.Source))
+            lines += [f"a joined table of {data.table.num_rows:,} rows, {data.table.nbytes:,} bytes"
+                      for data in tables if isinstance(data, Batches) and data.table is not None]
+    text = "\n".join(map(str, lines))
+    if len(text) > MAX_TEXT:
+        return [f"a flow of {len(lines):,} lines with digest {hashlib.sha256(text.encode()).hexdigest()[:16]}"]
+    return lines
+
+
+def warn_of_changes(epoch: dict[str, Json], now: list[Json], sinks: dict[str, Json], at: SourceLoc) -> None:
+    """Warn of what differs from the flow that wrote an epoch, and leaves its state valid."""
+    before, places = epoch.get("flow"), epoch.get("places")  # the first manifests of format 1 do not say it
+    old, new = ([str(line) for line in as_list(lines)] for lines in (now if before is None else before, now))
+    changes = [(", ".join(some - others) or "nothing")
+               for some, others in ((Counter(old), Counter(new)), (Counter(new), Counter(old)))]
+    told = [] if old == new else [f"{changes[0]} is now {changes[1]}"]
+    for role, place in as_map(places).items() if places is not None else ():
+        if role in sinks and sinks[role] != place:
+            told.append(f"the sink {place} is now {sinks[role]}")
+    if told:
+        warn(f"the flow has changed since its checkpoint was written, and goes on with the same state: "
+             f"{'; '.join(told)}", at)
 
 
 def check_same(epoch: dict[str, Json], now: list[Json], emit: str, at: SourceLoc) -> None:

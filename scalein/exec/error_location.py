@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from scalein.errors import ComputeError, SourceLoc
 from scalein.ir import ops
-from scalein.ir.exprs import Call, walk
-from scalein.ir.internal_names import internal, is_internal
+from scalein.ir.exprs import Call, Expr
 from scalein.ir.passes.host_steps import HOST
 from scalein.ir.physical import Host, Node, walk_nodes
-from scalein.ir.printer import show_agg, show_brief, show_expr, show_operand
+from scalein.ir.printer import show_brief, show_expr, show_operand, with_aggregates
 from scalein.ir.rewrite import walk_ops
 
 
@@ -18,7 +18,7 @@ def located(error: ComputeError, root: ops.Op, program: Node) -> ComputeError:
     """The error in terms of the user's expressions, with the line of the expression in its backticks."""
     text = _in_user_terms(error.what, program)
     found = None if "at" in error.facts else _place(text, root)
-    text = _with_aggregates(text, root if found is None else found[0])
+    text = with_aggregates(text, root if found is None else found[0])
     error = error if text == error.what else error.saying(text)
     return error if found is None else _at(error, found[1])
 
@@ -27,9 +27,9 @@ def _place(text: str, root: ops.Op) -> tuple[ops.Op, SourceLoc] | None:
     """The op and the line of what failed."""
     for op in walk_ops(root):
         for expr, _ in op.exprs():
-            for node in walk(expr):
-                if isinstance(node, Call) and node.at.line and f"`{show_brief(node)}`" in text:
-                    return op, node.at
+            for node, at in _with_lines(expr, op.at):
+                if at.line and f"`{show_brief(node)}`" in text:
+                    return op, at
         if isinstance(op, ops.Aggregate):
             for named in op.aggs:
                 if named.agg.at.line and text.endswith(f"the sum `{named.name}`"):
@@ -37,11 +37,18 @@ def _place(text: str, root: ops.Op) -> tuple[ops.Op, SourceLoc] | None:
     return None
 
 
-def _with_aggregates(text: str, root: ops.Op) -> str:
-    """The text with the aggregates of an expression (`GroupBy.agg`) in the place of their internal columns."""
-    names = {named.name: show_agg(named.agg) for op in walk_ops(root) if isinstance(op, ops.Aggregate)
-             for named in op.aggs if is_internal(named.name)}
-    return re.sub(rf"{internal('agg')}\d+", lambda found: names.get(found[0], found[0]), text) if names else text
+def _with_lines(expr: Expr, at: SourceLoc) -> Iterator[tuple[Call, SourceLoc]]:
+    """The calls of an expression; one that the user did not write, such as an implicit cast, has the line of what is
+    around it.
+    """
+    waiting, seen = [(expr, at)], set[int]()
+    while waiting:
+        node, at = waiting.pop()
+        if isinstance(node, Call) and id(node) not in seen:
+            seen.add(id(node))
+            at = node.at if node.at.line else at
+            yield node, at
+            waiting += [(arg, at) for arg in reversed(node.args)]
 
 
 def _in_user_terms(text: str, program: Node) -> str:

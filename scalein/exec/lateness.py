@@ -71,6 +71,10 @@ class Lateness:
         """The end of the last window that is closed."""
         return self.least_open(watermark) - self._window.every + self._window.size
 
+    def next_end(self, watermark: int) -> int:
+        """The end of the first window that is not closed."""
+        return self.least_open(watermark) + self._window.size
+
     def split(self, morsel: Morsel) -> tuple[Morsel | None, pa.RecordBatch | None]:
         """Rows of the fragment's input that surely have a time and are not late, and those that must be checked.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import pyarrow as pa
@@ -96,7 +95,7 @@ def speculate(time: WatermarkOwner, step: WindowedAggregate, column: str, clocks
                 time.watermark = watermark
                 step.end_speculation(False)
                 return False
-            clock.observe(times, partial(delivery.batch.column, column))
+            clock.observe(delivery.batch.column(column), times, time.watermark)
         if delivery.is_last:
             clock.end_batch()
             time.move_watermark()

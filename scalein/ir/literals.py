@@ -81,7 +81,7 @@ def not_a_value(value: object, at: SourceLoc) -> BadArgument:
     hint = "a constant is a bool, int, float, Decimal, str, bytes, datetime, date, time, timedelta or None"
     if isinstance(value, list | tuple | set | frozenset | dict):
         hint = "to look for a value among several, write col(...).is_in([...])"
-    return BadArgument(f"this {type_name(value)} cannot be used as a value", at=at, found=_short(value),
+    return BadArgument(f"this {type_name(value)} cannot be used as a value", at=at, found=shortened(value),
                        hint=hint_for_object(value) or hint)
 
 
@@ -90,7 +90,8 @@ def hint_for_object(value: object) -> str | None:
     return _OBJECTS.get(type_name(value))
 
 
-def _short(value: object) -> str:
+def shortened(value: object) -> str:
+    """The text of a value, for errors, on one line of at most 60 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -102,13 +103,13 @@ def _checked(value: object, at: SourceLoc) -> Lit:
         except UnicodeEncodeError:
             raise BadArgument("the text has characters that UTF-8 cannot hold", at=at, found=ascii(value)) from None
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        raise BadArgument("the integer has more than 64 bits", at=at, found=_short(value),
+        raise BadArgument("the integer has more than 64 bits", at=at, found=shortened(value),
                           hint="write it as a Decimal, or as a float if an approximation will do")
     if isinstance(value, Decimal) and (not value.is_finite() or decimal_type(value) is None):
-        raise BadArgument(f"no decimal of {MAX_PRECISION} digits holds this number", at=at, found=_short(value),
+        raise BadArgument(f"no decimal of {MAX_PRECISION} digits holds this number", at=at, found=shortened(value),
                           hint="write it as a float if an approximation will do")
     if isinstance(value, time) and value.tzinfo is not None:
-        raise BadArgument("a time of the day has no zone here", at=at, found=_short(value),
+        raise BadArgument("a time of the day has no zone here", at=at, found=shortened(value),
                           hint="take it off: value.replace(tzinfo=None)")
     return Lit(value)
 
@@ -265,7 +266,7 @@ def as_dtype(given: object, at: SourceLoc) -> DType:
         except ValueError:
             found = next((DType(kind) for kind in Kind if kind.value == given and not _needs_unit(kind)), None)
     if found is None:
-        raise BadArgument("no type that scalein computes with", at=at, found=_short(given),
+        raise BadArgument("no type that scalein computes with", at=at, found=shortened(given),
                           hint='for example pa.int64(), "int64", "timestamp[ms]", or Python\'s float')
     return found
 

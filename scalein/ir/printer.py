@@ -24,7 +24,7 @@ from scalein.dtypes import DATE, UNITS_PER_SECOND, DType, Kind
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, Lit, Named, args_of, branches, post_order
 from scalein.ir.functions.registry import REGISTRY
-from scalein.ir.internal_names import is_internal
+from scalein.ir.internal_names import internal, is_internal
 from scalein.ir.rewrite import walk_ops
 
 if TYPE_CHECKING:
@@ -300,6 +300,25 @@ def show_equation(left: Expr, right: Expr) -> str:
     return f"{_Text(left).within(left, _OR)} == {_Text(right).within(right, _OR)}"
 
 
+def aggregate_texts(root: Op) -> dict[str, str]:
+    """The internal columns that aggregates of an expression (`GroupBy.agg`) became, each with its aggregate's text."""
+    from scalein.ir.ops import Aggregate
+
+    return {named.name: show_agg(named.agg) for op in walk_ops(root) if isinstance(op, Aggregate)
+            for named in op.aggs if is_internal(named.name)}
+
+
+def with_aggregates(text: str, op: Op) -> str:
+    """The text with aggregates in the place of the internal columns that they became, for users.
+
+    Ops above an aggregation have no internal columns of others below it: those are inside of its input.
+    """
+    if internal("agg") not in text:
+        return text
+    names = aggregate_texts(op)
+    return re.sub(rf"{internal('agg')}\d+", lambda found: names.get(found[0], found[0]), text)
+
+
 def dump(root: Op) -> str:
     """The plan as a tree, result first; an op with several users is written once and named `#1`, `#2`."""
     users: dict[int, int] = {}
@@ -321,6 +340,6 @@ def dump(root: Op) -> str:
             label = f"{labels[id(op)]} "
         name, detail = op.describe()
         columns = f"  -> {op.schema!r}" if op.names_columns else ""
-        lines.append(f"{indent}{label}{name}{' ' if detail else ''}{detail}{columns}")
+        lines.append(with_aggregates(f"{indent}{label}{name}{' ' if detail else ''}{detail}{columns}", op))
         waiting += [(below, depth + 1) for below in reversed(op.inputs)]
     return "\n".join(lines)

@@ -22,6 +22,8 @@ _READ = _WRITTEN - frozenset("uwZ")
 # What says the same: two of them in one format could contradict each other.
 _SAME = ("Yy", "mbBj", "dj", "HI")
 
+MAX_DIRECTIVES = 64  # LLVM takes a second for so many, and 12 s for 300
+
 Part = tuple[str, str]  # a directive's letter and "", or "" and text that stands for itself
 
 
@@ -55,6 +57,9 @@ def parts(pattern: str) -> tuple[Part, ...]:
         else:
             known = " ".join(f"%{each}" for each in sorted(_WRITTEN | _SHORT.keys()))
             raise BadFormat(f"{directive} is not among {known}" if letter else "it ends in a single %")
+    count = sum(letter != "" for letter, _ in found)
+    if count > MAX_DIRECTIVES:
+        raise BadFormat(f"it has {count} directives, and at most {MAX_DIRECTIVES} are compiled")
     return tuple(found)
 
 

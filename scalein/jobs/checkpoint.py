@@ -9,7 +9,7 @@ last manifest, and no row is lost or duplicated.
     <checkpoint>/epoch-0000000007.json     the manifests of the last epochs
     <checkpoint>/committed                 the checksum of the newest one whose output is known to be visible
     <checkpoint>/state-<segment>/          the stores of the flow's fragments
-    <checkpoint>/_epoch-...                one that was being written
+    <checkpoint>/_...                      one that was being written
     <checkpoint>/savepoints/<name>/        an epoch and its state that stay for good
 
 A manifest is one line of JSON and a line with its checksum; nothing in it is executed or unpickled.
@@ -20,21 +20,20 @@ When an epoch begins is decided in `coordinator.py` (`Coordinator.is_due`).
 from __future__ import annotations
 
 import errno
-import fcntl
-import json
 import os
 import re
 import shutil
 import uuid
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
 
-from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed, here, warn
+from scalein.errors import Damaged, Fenced, NewerFormat, ScaleinError, StoreFailed, here, warn
 from scalein.storage.checked_json import Json, as_int
 from scalein.storage.filesystem import LOCK
+from scalein.storage.local import LocalFileSystem, lock_file, make_directory, sync_path
+from scalein.storage.publish import TEMPORARY, put, seal, unseal
 
 Opened = TypeVar("Opened")
 
@@ -53,6 +52,9 @@ class Checkpoint:
         self.path = path
         self._lock: IO[bytes] | None = None
         self._adopted: int | None = None
+        self._run: int | None = None
+        self._fs: LocalFileSystem | None = None
+        self._writer = uuid.uuid4().hex  # of temporary files
 
     @property
     def is_adopted(self) -> bool:
@@ -62,16 +64,13 @@ class Checkpoint:
     def open(self) -> None:
         """Take the directory."""
         with _named("cannot open the checkpoint", self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / "lock", "ab")  # noqa: SIM115 (held until close)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
+            make_directory(self.path)
+            self._lock = lock_file(self.path / "lock")
+        if self._lock is None:
             raise StoreFailed("another job is using this checkpoint", at=here(), file=self.path,
-                              hint="stop it first, or give another directory") from error
+                              hint="stop it first, or give another directory")
         with _named("cannot tidy the checkpoint", self.path):
-            for left in self.path.glob("_epoch-*"):
+            for left in self.path.glob(f"{TEMPORARY}*"):
                 left.unlink()
 
     def name(self) -> str:
@@ -87,7 +86,14 @@ class Checkpoint:
         found = self._noted("run", _RUN)
         number = max(last, -1 if found is None else int(found)) + 1
         self._note("run", str(number))
+        self._run = number
         return number
+
+    def _check_not_superseded(self) -> None:
+        """Raise if a later run has begun: some file systems that are mounted from elsewhere ignore the lock."""
+        if self._run is not None and self._noted("run", _RUN) not in (str(self._run), None):
+            raise Fenced("another run has taken over this checkpoint", file=self.path,
+                         hint="one of the two must end; this one has")
 
     def _noted(self, name: str, form: re.Pattern[str]) -> str | None:
         with suppress(OSError, UnicodeDecodeError):
@@ -96,11 +102,13 @@ class Checkpoint:
         return None
 
     def _note(self, name: str, text: str) -> None:
-        path, staged = self.path / name, self.path / f"_epoch-{name}"
-        with _named("cannot write the checkpoint", path):
-            _write(staged, text.encode())
-            os.rename(staged, path)
-            _sync(self.path)
+        with _named("cannot write the checkpoint", self.path / name):
+            self._put(name, text.encode())
+
+    def _put(self, name: str, data: bytes) -> None:
+        if self._fs is None:
+            self._fs = LocalFileSystem(self.path)
+        put(self._fs, name, data, writer=self._writer)
 
     def recovered(self, attempt: Callable[[dict[str, Json] | None], Opened]) -> Opened:
         """What `attempt` makes of the newest epoch that is whole, with its state; of None if there is no epoch."""
@@ -143,10 +151,10 @@ class Checkpoint:
             _link(self.path / newest, staged / newest)
             for state in self.path.glob("state-*"):
                 _link_files(state, staged / state.name)
-            _sync(staged)
+            sync_path(staged)
             os.rename(staged, path)
             for parent in (path.parent, self.path):
-                _sync(parent)
+                sync_path(parent)
         except OSError as error:
             shutil.rmtree(staged, ignore_errors=True)
             raise StoreFailed("cannot keep a savepoint", at=here(), file=path, found=error,
@@ -164,7 +172,7 @@ class Checkpoint:
             for state in savepoint.glob("state-*"):
                 shutil.rmtree(self.path / state.name, ignore_errors=True)
                 _link_files(state, self.path / state.name)
-            _sync(self.path)
+            sync_path(self.path)
         found = other.read(other.numbers()[-1])
         # Output of the other job is the other job's.
         self.publish(as_int(found["epoch"]), {**found, "job": self.name(), "output": [], "adopted": True})
@@ -181,40 +189,36 @@ class Checkpoint:
         except OSError as error:  # unless it is gone, that says nothing of what is in it
             raise StoreFailed("an epoch's manifest cannot be read", file=path, found=error) from error
         try:
-            text, _, check = data.partition(b"\n")
-            if check.strip() != b"%08x" % zlib.crc32(text):
-                raise ValueError("the checksum does not fit")
-            found = json.loads(text)
-            if not isinstance(found, dict) or found.get("epoch") != number:
+            found = unseal(data)
+            if found.get("epoch") != number:
                 raise ValueError("it is not what its name says")
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise Damaged("an epoch's manifest cannot be read", file=path, found=error) from error
-        if not isinstance(found.get("format"), int) or found["format"] > FORMAT:
-            raise NewerFormat("the checkpoint was written by a newer scalein", file=path, found=found.get("format"),
-                              has=FORMAT)
+        if not isinstance(version := found.get("format"), int) or version > FORMAT:
+            raise NewerFormat("the checkpoint was written by a newer scalein", file=path, found=version, has=FORMAT)
         return found
 
     def publish(self, epoch: int, content: dict[str, Json]) -> list[dict[str, Json]]:
         """Commit an epoch: synced, then under its name. Gives those that stay, oldest first."""
-        text = json.dumps({**content, "format": FORMAT, "epoch": epoch}, separators=(",", ":")).encode()
-        staged, path = self.path / f"_{_name(epoch)}", self.path / _name(epoch)
+        path = self.path / _name(epoch)
+        self._check_not_superseded()
         try:
-            _write(staged, text + b"\n%08x\n" % zlib.crc32(text))
-            os.rename(staged, path)
-            _sync(self.path)
+            self._put(path.name, seal({**content, "format": FORMAT, "epoch": epoch}))
+            self._check_not_superseded()
             gone = [number for number in self.numbers()[:-RETAINED_EPOCHS] if number != self._adopted]
             if self._adopted is not None:  # who goes back to it would not know what this job has written
                 gone.append(self._adopted)
             for old in gone:
                 (self.path / _name(old)).unlink(missing_ok=True)
             if gone:
-                _sync(self.path)  # a manifest must not come back without its files
+                sync_path(self.path)  # a manifest must not come back without its files
             self._adopted = None
-        except OSError as error:
-            for left in (staged, path):
-                with suppress(OSError):  # a start that finds it nevertheless has all that it names
-                    left.unlink(missing_ok=True)
-            raise StoreFailed("cannot write the checkpoint", file=path, found=error,
+        except Fenced:
+            raise
+        except (OSError, StoreFailed) as error:
+            with suppress(OSError):  # a start that finds it nevertheless has all that it names
+                path.unlink(missing_ok=True)
+            raise StoreFailed("cannot write the checkpoint", file=path, found=_reason(error),
                               hint="the last one is whole") from error
         return self.kept()
 
@@ -249,27 +253,18 @@ def _named(what: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreFailed(what, at=here(), file=error.filename or path, found=error) from error
+    except StoreFailed as error:
+        raise StoreFailed(what, at=here(), file=path, found=_reason(error)) from error
+
+
+def _reason(error: Exception) -> object:
+    """What the system said."""
+    return error.__cause__ or error
 
 
 def _check_of(path: Path) -> bytes:
     """What tells a manifest from all others: an epoch that turned out to be damaged gives its number to another."""
     return path.read_bytes().rpartition(b"\n")[0].rpartition(b"\n")[2]
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(path: Path) -> None:
-    """Have a file, or the names in a directory, on disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _link_files(source: Path, target: Path) -> None:
@@ -279,7 +274,7 @@ def _link_files(source: Path, target: Path) -> None:
         with suppress(FileNotFoundError):  # what no epoch names may be removed meanwhile
             if path.is_file() and path.name != LOCK:
                 _link(path, target / path.name)
-    _sync(target)
+    sync_path(target)
 
 
 def _link(source: Path, target: Path) -> None:
@@ -290,7 +285,7 @@ def _link(source: Path, target: Path) -> None:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK):
             raise
         shutil.copyfile(source, target)
-        _sync(target)
+        sync_path(target)
 
 
 def _name(number: int) -> str:

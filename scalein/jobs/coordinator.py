@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pyarrow as pa
 
 from scalein.connectors.sinks.sink_writer import SinkWriter
-from scalein.errors import NOWHERE, BadArgument, ScaleinError, SourceLoc, warn
+from scalein.errors import NOWHERE, BadArgument, Fenced, ScaleinError, SourceLoc, warn
 from scalein.exec.operator import SnapshotFuture
 from scalein.jobs.checkpoint import Checkpoint
 from scalein.jobs.job_graph import JobGraph
@@ -69,8 +69,10 @@ class Coordinator:
                               hint="start the job once more with that sink; then it may be left out")
         if self._checkpoint is not None:
             self._run = self._checkpoint.begin_run(-1 if epoch is None else self._run)
+        folder = None if self._checkpoint is None else str(self._checkpoint.path.absolute())
+        for sink in self._sinks.values():
+            sink.claim(f"{self._name}-{self._run}", folder)
         for name, sink in self._sinks.items():
-            sink.claim()
             words = [each[name] for each in outputs if name in each and name not in others]
             for earlier in words[:-1]:
                 sink.commit(earlier)
@@ -101,6 +103,11 @@ class Coordinator:
         self._due = max(self._due + self._every_s, self._now())
         return has_changed or bool(self._prepared)  # prepared: by an epoch that failed
 
+    @property
+    def places(self) -> dict[str, Json]:
+        """Where each sink writes to, as text."""
+        return {name: sink.place for name, sink in self._sinks.items()}
+
     def begin(self, graph: JobGraph, is_finished: bool) -> None:
         """Take a snapshot of the job at this barrier; publishing runs in the background."""
         self.await_epoch()
@@ -118,7 +125,8 @@ class Coordinator:
             return
         content |= {"finished": is_finished, "metrics": {**self._metrics.to_json()}, "job": self._name,
                     "run": self._run, "output": [{**self._absent, **self._prepared[0]}, *self._prepared[1:]],
-                    "sinks": {**self._absent_kinds, **{name: sink.kind for name, sink in self._sinks.items()}}}
+                    "sinks": {**self._absent_kinds, **{name: sink.kind for name, sink in self._sinks.items()}},
+                    "places": self.places}
         self._under_way = self._publisher.submit(self._publish, graph, content, frozen, time.monotonic())
 
     def _publish(self, graph: JobGraph, content: dict[str, Json], frozen: list[SnapshotFuture],
@@ -152,7 +160,7 @@ class Coordinator:
             self._metrics.epochs += 1
         except ScaleinError as error:
             self._metrics.failed_checkpoints += 1
-            if is_last or self._failed >= MAX_TRIES:
+            if is_last or self._failed >= MAX_TRIES or isinstance(error, Fenced):
                 raise
             warn(f"a checkpoint failed; the job continues, and the next one includes its output: {error}", self._at)
 

@@ -25,6 +25,7 @@ import pyarrow as pa
 from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import LateData, ScaleinError, StoreFailed, here, reported, warn
 from scalein.exec.bounded import batches
+from scalein.exec.compatibility import warn_of_changes
 from scalein.exec.event_time import IDLE_S
 from scalein.exec.schedule import schedule
 from scalein.jobs.checkpoint import Checkpoint
@@ -55,7 +56,7 @@ class Driver:
         self._plan = plan
         self._sinks = {name: SinkWriter(sink, name, plan.at) for name, sink in plan.sinks.items()}
         self.metrics = Metrics()
-        self._has_warned = False
+        self._has_warned_of_late_rows = self._has_warned_of_outliers = False
         self._schedule = schedule()
         self._clock = self._schedule.clock()
         self.checkpoint = None if plan.checkpoint is None else Checkpoint(plan.checkpoint)
@@ -113,6 +114,7 @@ class Driver:
         if epoch is not None:
             self.metrics.restore(as_map(epoch["metrics"]))
             self.is_finished = epoch["finished"] is True
+            warn_of_changes(epoch, self.graph.described, self.coordinator.places, plan.at)
         self.coordinator.open(epoch, lambda name: self.graph.schema_of(name, plan.emit), plan.at)
 
     # --- the thread
@@ -165,6 +167,7 @@ class Driver:
                 # A partition that has been idle begins with a round: what it gives first holds others back again.
                 is_any_idle = any(not reader.has_ended for reader in idle)
                 self._write(self.graph.run(deliveries, (lambda: []) if is_any_idle else partial(self._more, now)))
+                self._warn_of_outliers()
                 end, rows = time.monotonic(), [delivery.batch.num_rows for delivery in deliveries]
                 self.metrics.latency.add([end - delivery.arrival_s for delivery in deliveries], rows)
                 self.metrics.busy_s += end - now
@@ -224,10 +227,15 @@ class Driver:
                            hint='a longer delay of with_watermark, late="drop", or a sink for them')
         if "late" in self._plan.sinks:
             self._sinks["late"].write(rows)
-        elif not self._has_warned:
-            self._has_warned = True
+        elif not self._has_warned_of_late_rows:
+            self._has_warned_of_late_rows = True
             warn(f"{rows.num_rows} rows came too late and were dropped; later ones are only counted: see "
                  "metrics()[\"late_rows\"], or give late= a sink", self._plan.at)
+
+    def _warn_of_outliers(self) -> None:
+        if not self._has_warned_of_outliers and (text := self.graph.outlier_warning) is not None:
+            self._has_warned_of_outliers = True
+            warn(text, self._plan.at)
 
     def _failed(self, letters: pa.RecordBatch) -> None:
         self.metrics.failed_rows += letters.num_rows

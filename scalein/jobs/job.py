@@ -142,12 +142,23 @@ class Job:
         return "finished" if self._driver.is_finished or self._driver.is_caught_up else "stopped"
 
     def metrics(self) -> dict[str, object]:
-        """Figures so far: rows, late rows, rescales, epochs, latency; of each stage, rows and time of this run, and of
-        each of its workers rows, bytes, the time in kernels and the time that it waited for the others.
+        """Figures so far. Names that end in `_s` are seconds.
 
-        Rows are counted from the first run of a checkpoint on; `run_rows_in` and `run_rows_out` are those of this run.
-        `lag` is how far the watermark is behind the clock, as text ("2.1 min"), and `lag_s` in seconds.
-        `state_bytes_moved` of a rescale is 0: workers share the state, in whatever tables, stores or logs it is.
+        rows          `rows_in`, `bytes_in`, `rows_out`; `late_rows`, whose windows were all closed; `timeless_rows`,
+                      without an event time, so in no window; `failed_rows`, that went to the sink of `on_error=`: from
+                      the first run of the checkpoint on. `run_rows_in` and `run_rows_out` are those of this run.
+                      `outlier_rows`, more than a day after all others, do not advance the watermark.
+                      `row_groups_skipped`: of Parquet files, because of their statistics.
+        checkpoints   `epochs` that were committed and `failed_checkpoints` in this run; `checkpoint_s`, the last one
+                      took, and `checkpoint_at`, when it was committed (seconds since 1970)
+        time          `watermark`, in units of the time column; `watermark_time`, the same as text; `lag_s` and `lag`,
+                      how far it is behind the clock; `latency_s`, from the arrival of a row to the end of the round
+                      that processed it, by percentile; `busy_s` and `wait_s`, in rounds and between them
+        state         `state_bytes`, in memory; `workers`; `rescales`, each with its `workers`, the time `at` which it
+                      was, how long it paused the job (`pause_s`), and `state_bytes_moved`, which is 0: workers share
+                      the state
+        `stages`      each step's `rows_in`, `rows_out` and `busy_s` in this run; of each of its `workers` the `rows`,
+                      `bytes`, seconds in kernels (`useful_s`), and seconds that it waited for the others (`wait_s`)
         """
         found = figures(self._driver.metrics, self._driver.graph, self._driver.workers)
         return {**found, "restarts": self._supervisor.restarts}
@@ -157,8 +168,18 @@ class Job:
         """As in PySpark: the figures of now. See `metrics`."""
         return {"status": self.status, **self.metrics()}
 
+    @property
+    def name(self) -> str:
+        """The name of the checkpoint's directory, by which metrics tell jobs apart; "job" without one."""
+        return "job" if self._plan.checkpoint is None else self._plan.checkpoint.resolve().name
+
+    def latency_buckets(self) -> tuple[list[tuple[float, int]], float]:
+        """A cumulative histogram of latency: limits in seconds with rows, and the seconds of all rows together."""
+        latency = self._driver.metrics.latency
+        return latency.buckets(), latency.total_s
+
     def why_no_output(self) -> str:
-        """Why nothing has come out yet, in a sentence or two."""
+        """Why nothing has come out yet, in a few sentences."""
         if self._driver.error is not None:
             return f"The job has failed: {self._driver.error}"
         return why_no_output(self._driver.graph, self._driver.metrics, self._plan.emit)
@@ -168,7 +189,11 @@ class Job:
         log_lines(self, path)
 
     def serve_metrics(self, port: int = 0) -> int:
-        """Give the figures to Prometheus over HTTP, as long as the job runs; the port they are at."""
+        """Give the figures to Prometheus over HTTP, as long as the job runs; the port they are at.
+
+        `scalein_rows_in_total`, `scalein_busy_seconds_total`, `scalein_lag_seconds`, the histogram
+        `scalein_latency_seconds` and so on, each with the label `job`: the name of the checkpoint's directory.
+        """
         self._supervisor.at_end(lambda: None)  # the port may be the same
         found, stop = serve(self, port)
         self._supervisor.at_end(stop)

@@ -56,7 +56,8 @@ class JobCard:
             lag_s = found["lag_s"]
             lag = "" if lag_s is None or lag_s > MOST_LAG_S else f" ({format_seconds(lag_s)} behind the clock)"
             facts.append(("watermark", f"{found['watermark_time']}{lag}"))
-        facts += [(name.replace("_", " "), f"{found[name]:,}") for name in ("late_rows", "failed_rows") if found[name]]
+        facts += [(name.replace("_", " "), f"{found[name]:,}")
+                  for name in ("late_rows", "outlier_rows", "failed_rows") if found[name]]
         latency = found["latency_s"]
         if latency["p50"] is not None:
             facts.append(("latency", f"{format_seconds(latency['p50'])} (p99 {format_seconds(latency['p99'])})"))

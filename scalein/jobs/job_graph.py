@@ -23,7 +23,7 @@ from scalein.errors import BadArgument, SourceLoc
 from scalein.exec import fragments as cutting
 from scalein.exec.changelog import changelog_rows
 from scalein.exec.changelog import check as check_changes
-from scalein.exec.compatibility import check_same, signature
+from scalein.exec.compatibility import check_same, described, signature
 from scalein.exec.event_time import extent, extents, least
 from scalein.exec.fragments import Fragment, SourceEdge
 from scalein.exec.operator import Blocking, Context, Distinct, Limit, Morsel, Operator, SnapshotFuture, Stateless
@@ -102,6 +102,11 @@ class JobGraph:
     def signature(self) -> list[Json]:
         """What the states depend on."""
         return [signature(fragment) for fragment in self._fragments if fragment.state is not None]
+
+    @cached_property
+    def described(self) -> list[Json]:
+        """The flow as text, by which the next run tells what has changed."""
+        return described(self._op)
 
     @property
     def _emit_mode(self) -> str:
@@ -242,14 +247,15 @@ class JobGraph:
                 if batch.num_rows:
                     yield Morsel(batch, self.watermark if source.is_timed else None)
                 continue
-            within = extent(self._times(source, batch)) if known is None else next(known)
+            times = self._times(source, batch)
+            within = extent(times) if known is None else next(known)
             if batch.num_rows:
                 assert source.edge.watermark is not None
                 own = source.edge.watermark.column if source.times is None else ""
                 yield Morsel(batch, self.watermark if source.is_timed else None, own if within else "",
                               *(within or ()))
             if within is not None:
-                clock.observe(within, partial(self._times, source, batch))
+                clock.observe(times, within, self.watermark)
             if is_last:
                 clock.end_batch()
                 self.move_watermark()
@@ -319,7 +325,17 @@ class JobGraph:
 
     @property
     def partitions_without_time(self) -> list[str]:
-        return [name for source in self._inputs for name, clock in source.clocks.items() if clock.watermark is None]
+        """Those that the first watermark waits for: active ones, or all if none is active."""
+        clocks = [each for source in self._inputs for each in source.clocks.items() if each[1].watermark is None]
+        active = [name for name, clock in clocks if not clock.is_idle and not clock.is_ended]
+        return active or [name for name, _ in clocks]
+
+    @property
+    def slowest_partition(self) -> str | None:
+        """The active partition with the least watermark, if others are further."""
+        marks = [(clock.watermark, name) for source in self._inputs for name, clock in source.clocks.items()
+                 if clock.watermark is not None and not clock.is_idle and not clock.is_ended]
+        return min(marks)[1] if marks and min(marks)[0] < max(marks)[0] else None
 
     @property
     def next_end(self) -> int | None:
@@ -343,8 +359,14 @@ class JobGraph:
 
     @property
     def outlier_rows(self) -> int:
-        """Rows whose time was too far ahead to be believed."""
+        """Rows whose times do not advance event time: a gap of more than a day is before them."""
         return sum(clock.outlier_rows for source in self._inputs for clock in source.clocks.values())
+
+    @property
+    def outlier_warning(self) -> str | None:
+        """The warning of a batch with many outliers, if there was one in this run."""
+        return next((clock.warning for source in self._inputs for clock in source.clocks.values()
+                     if clock.warning is not None), None)
 
     @property
     def row_groups_skipped(self) -> int:
@@ -413,7 +435,7 @@ class JobGraph:
         sources: list[Json] = [{"name": label(source.edge.source), "partitions": source.to_json()}
                                for source in self._inputs]
         frozen = [step.snapshot() for step in self.steps]
-        return {"sources": sources, "watermark": self.watermark, "steps": self.signature,
+        return {"sources": sources, "watermark": self.watermark, "steps": self.signature, "flow": self.described,
                 "emit": self._emit_mode}, frozen
 
     def retain(self, kept: list[dict[str, Json]]) -> None:

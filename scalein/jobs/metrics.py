@@ -15,6 +15,7 @@ from scalein.kernels.kernel_metrics import WorkerMetrics, recording
 from scalein.storage.checked_json import Json, as_int
 
 _BUCKETS = np.geomspace(1e-5, 100.0, 141)  # seconds; 20 a decade
+_BUCKETS_A_STEP = 7  # of those, to one that others see
 
 
 class _Batch(Protocol):
@@ -30,10 +31,12 @@ class Latency:
     """A histogram of times, in steps of 12 %."""
 
     counts: np.ndarray = field(default_factory=lambda: np.zeros(len(_BUCKETS) + 1, np.int64))
+    total_s: float = 0.0  # over all rows
 
     def add(self, seconds: list[float], rows: list[int]) -> None:
         """How long each of some batches took, and how many rows it had."""
         np.add.at(self.counts, np.searchsorted(_BUCKETS, seconds), rows)
+        self.total_s += sum(each * count for each, count in zip(seconds, rows, strict=True))
 
     def percentile(self, share: float) -> float | None:
         """The time that a share of the rows stayed below, in seconds."""
@@ -42,6 +45,12 @@ class Latency:
             return None
         place = int(np.searchsorted(np.cumsum(self.counts), share * total))
         return float(_BUCKETS[min(place, len(_BUCKETS) - 1)])
+
+    def buckets(self) -> list[tuple[float, int]]:
+        """Rows that took at most so many seconds, in steps of two to three, and at last those of any time."""
+        below = np.cumsum(self.counts)
+        places = range(0, len(_BUCKETS), _BUCKETS_A_STEP)
+        return [*((float(_BUCKETS[k]), int(below[k])) for k in places), (float("inf"), int(below[-1]))]
 
 
 @dataclass

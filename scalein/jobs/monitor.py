@@ -10,10 +10,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from scalein.errors import ScaleinError, StoreFailed, here, warn
-from scalein.jobs.diagnose import shown
+from scalein.exec.diagnosis import shown
 from scalein.jobs.job_graph import JobGraph
 from scalein.jobs.metrics import Metrics
 from scalein.notebook_card import format_seconds
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from scalein.jobs.job import Job
 
 _COUNTERS = ("rows_in", "bytes_in", "rows_out", "late_rows", "timeless_rows", "failed_rows", "epochs",
-             "failed_checkpoints", "row_groups_skipped")  # fmt: skip
+             "failed_checkpoints", "restarts", "row_groups_skipped", "outlier_rows", "busy_s", "wait_s")  # fmt: skip
 _STAGE_COUNTERS = ("rows_in", "rows_out", "busy_s")
 _WORKER_COUNTERS = ("rows", "bytes", "useful_s", "wait_s")
-_GAUGES = ("workers", "watermark", "state_bytes", "lag_s")
+_GAUGES = ("workers", "watermark", "state_bytes", "lag_s", "checkpoint_s")
 
 
 def figures(metrics: Metrics, graph: JobGraph, workers: int) -> dict[str, object]:
@@ -81,10 +82,13 @@ def log_lines(job: Job, path: str | os.PathLike[str], every_s: float = 1.0) -> t
 
 
 def serve(job: Job, port: int) -> tuple[int, Callable[[], None]]:
-    """Figures as Prometheus text over HTTP, until the function given back is called; port 0 picks one."""
+    """Figures as Prometheus text over HTTP, until the function given back is called; port 0 picks one.
+
+    Names end in their unit, counters in `_total`; every series has the label `job`: see `Job.serve_metrics`.
+    """
     try:
         from prometheus_client import CollectorRegistry, start_http_server
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     except ImportError as error:
         raise ScaleinError("metrics over HTTP need the package prometheus-client", at=here(),
                            hint="pip install 'scalein[jobs]'") from error
@@ -92,29 +96,32 @@ def serve(job: Job, port: int) -> tuple[int, Callable[[], None]]:
     class Collector:
         def collect(self) -> Any:
             found = job.metrics()
-            for name in _COUNTERS:
-                yield CounterMetricFamily(f"scalein_{name}", name.replace("_", " "), value=float(str(found[name])))
-            for name in _GAUGES:
-                if found[name] is not None:
-                    yield GaugeMetricFamily(f"scalein_{name}", name.replace("_", " "), value=float(str(found[name])))
-            latency = GaugeMetricFamily("scalein_latency_seconds", "from row in to result out", labels=["quantile"])
-            for name, value in found["latency_s"].items():  # type: ignore[attr-defined]
-                if value is not None:
-                    latency.add_metric([f"{float(name[1:]) / 100:g}"], value)
-            yield latency
             stages = cast(list[dict[str, Any]], found["stages"])
+            named = [(f"{number} {stage['stage']}", stage) for number, stage in enumerate(stages)]
+            for name in _COUNTERS:
+                yield self._family(CounterMetricFamily, name, [((), found[name])])
+            for name in _GAUGES:
+                yield self._family(GaugeMetricFamily, name, [((), found[name])])
             for name in _STAGE_COUNTERS:
-                counter = CounterMetricFamily(f"scalein_stage_{name}", name.replace("_", " "), labels=["stage"])
-                for number, stage in enumerate(stages):
-                    counter.add_metric([f"{number} {stage['stage']}"], float(stage[name]))
-                yield counter
+                yield self._family(CounterMetricFamily, f"stage_{name}",
+                                   [((title,), stage[name]) for title, stage in named], "stage")
             for name in _WORKER_COUNTERS:
-                counter = CounterMetricFamily(f"scalein_worker_{name}", name.replace("_", " "),
-                                              labels=["stage", "worker"])
-                for number, stage in enumerate(stages):
-                    for worker, work in enumerate(stage["workers"]):
-                        counter.add_metric([f"{number} {stage['stage']}", str(worker)], float(work[name]))
-                yield counter
+                yield self._family(CounterMetricFamily, f"worker_{name}",
+                                   [((title, str(number)), work[name]) for title, stage in named
+                                    for number, work in enumerate(stage["workers"])], "stage", "worker")  # fmt: skip
+            latency = HistogramMetricFamily("scalein_latency_seconds", "from row in to result out", labels=["job"])
+            buckets, total_s = job.latency_buckets()
+            shown_as = [("+Inf" if limit == inf else f"{limit:.3g}", count) for limit, count in buckets]
+            latency.add_metric([job.name], shown_as, sum_value=total_s)
+            yield latency
+
+        def _family(self, kind: Any, name: str, series: list[tuple[tuple[str, ...], object]], *labels: str) -> Any:
+            unit = name.removesuffix("_s") + "_seconds" if name.endswith("_s") else name
+            family = kind(f"scalein_{unit}", name.removesuffix("_s").replace("_", " "), labels=["job", *labels])
+            for values, figure in series:
+                if figure is not None:
+                    family.add_metric([job.name, *values], float(str(figure)))
+            return family
 
     registry = CollectorRegistry()
     registry.register(Collector())

@@ -10,7 +10,7 @@ from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
 from scalein.errors import BadArgument
-from scalein.exec.event_time import PartitionClock, outlier_distance
+from scalein.exec.event_time import PartitionClock, max_gap_of
 from scalein.exec.fragments import SourceEdge
 from scalein.exec.operator import Context, FragmentRunner
 from scalein.exec.scan_predicates import scan_conditions
@@ -91,9 +91,9 @@ def _clocks(edge: SourceEdge, names: Sequence[str], known: dict[str, Json]) -> d
     if edge.watermark is None:
         return {}
     found = {}
-    far = outlier_distance(edge.timed.schema[edge.watermark.column].dtype)
+    max_gap = max_gap_of(edge.timed.schema[edge.watermark.column].dtype)
     for name in names:
-        found[name] = PartitionClock(edge.watermark.delay, far)
+        found[name] = PartitionClock(edge.watermark.delay, max_gap)
         if name in known and (clock := as_map(known[name])["clock"]) is not None:  # there was a watermark
             found[name].restore(clock)
     return found

@@ -6,20 +6,18 @@ two attempts it waits twice as long each time. Attempts count anew once the job 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from scalein.errors import WriteFailed
+from scalein.errors import WriteFailed, warn
 from scalein.jobs.driver import Driver
 from scalein.jobs.spec import JobSpec
 
 FIRST_WAIT_S, MAX_WAIT_S = 0.1, 30.0
 STEADY_S = 600.0  # after which a job that failed before counts as recovered
 _LASTING = (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
-_log = logging.getLogger("scalein.jobs")
 
 
 class Supervisor:
@@ -63,8 +61,8 @@ class Supervisor:
                 break
             wait_s = min(FIRST_WAIT_S * 2**attempts, MAX_WAIT_S)
             attempts += 1
-            _log.warning("the job failed and is started again in %.1f s, attempt %d of %d: %s", wait_s, attempts,
-                         self._plan.restarts, error)
+            warn(f"the job failed and is started again in {wait_s:.1f} s, attempt {attempts} of {self._plan.restarts}: "
+                 f"{error}", self._plan.at)
             if self._is_stopped.wait(wait_s):
                 break
             began_s = time.monotonic()

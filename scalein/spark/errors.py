@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from urllib.parse import unquote
 
 import scalein.errors
-from scalein.errors import BadData, ScaleinError, _rebuild
+from scalein.errors import NO_PERMISSION, BadData, ScaleinError, _rebuild
 
 
 class SparkFailed(ScaleinError):
@@ -67,6 +67,7 @@ def jvm_exception(error: BaseException) -> str | None:
 
 _FILE = re.compile(r"\[FAILED_READ_FILE\.(\w+)\] Encountered error while reading file (\S+?)[.:]*\s")
 _CAUSE = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
+_MISMATCH = re.compile(r"reading Parquet column \[(.*?)\]\. Expected Spark type (.*?), actual Parquet type (.*?)\. ")
 
 
 def _unreadable_file(text: str) -> BadData | None:
@@ -77,6 +78,15 @@ def _unreadable_file(text: str) -> BadData | None:
     causes = _CAUSE.findall(text[found.end():])
     if found[1] == "FILE_NOT_EXIST":
         return BadData(f"the file {path} is gone", hint="bring it back, or set spark.sql.files.ignoreMissingFiles")
+    if mismatch := _MISMATCH.search(text, found.start()):
+        return BadData(f"column {mismatch[1]!r} of {path} is {mismatch[3]}, not {mismatch[2]}",
+                       hint="the DataFrame's schema has the types of all its files: cast the column afterwards, or "
+                            "write the file again")
+    if "is not a Parquet file" in text[found.end():]:
+        return BadData(f"{path} is not a Parquet file", found=causes[-1] if causes else None,
+                       hint="move it out of the folder, or read it with its own format")
+    if "Permission denied" in text[found.end():]:
+        return BadData(f"Spark cannot read the file {path}", found=causes[-1] if causes else None, hint=NO_PERMISSION)
     return BadData(f"Spark cannot read the file {path}", found=causes[-1] if causes else None,
                    hint="remove the file, or replace it by a good copy; spark.sql.files.ignoreCorruptFiles=true skips "
                         "such files")

@@ -72,7 +72,8 @@ class RowGroups:
         """All rows, decoded by one thread."""
         for path, some in groupby(self.groups, key=itemgetter(0)):
             numbers = [number for _, number in some]
-            with reading(path), _open(path, [field.name for field in self.schema if field.type == _CODED]) as file:
+            coded = [field.name for field in self.schema if field.type == _CODED]
+            with reading(path, "parquet"), _open(path, coded) as file:
                 yield from _read(path, file, numbers, self.schema, self.values.get(path, {}))
 
     def split(self, tasks: int) -> tuple[RowGroups, ...]:

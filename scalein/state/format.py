@@ -34,7 +34,6 @@ _NAMES = {"run": "run-{:010d}.run", "image": "image-{:010d}.seg", "index": "inde
 KINDS = tuple(_NAMES)
 _PATTERNS = {kind: re.compile(re.escape(name).replace(re.escape("{:010d}"), r"(\d{10,20})"), re.ASCII)
              for kind, name in _NAMES.items()}  # fmt: skip
-TEMPORARY = "_"  # prefix of a name until the file is complete
 
 
 def run_name(id: int) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,7 +26,6 @@ from scalein.errors import (
     BadName,
     Damaged,
     InternalError,
-    ScaleinError,
     StoreFailed,
     WrongType,
     here,
@@ -38,6 +36,7 @@ from scalein.state.checksum import Checksums, block_checksums
 from scalein.state.columns import check_names, key_schema, value_schema
 from scalein.storage.checked_json import Json
 from scalein.storage.filesystem import FileSystem, aligned_buffer
+from scalein.storage.publish import put
 
 MAX_BYTES = 1 << 30  # of a manifest that is read: a hostile file may have any size
 
@@ -117,23 +116,8 @@ def publish(fs: FileSystem, manifest: Manifest, checksums: Checksums = block_che
     If it raises, the snapshot may or may not be found at the next start. So the files that it names must stay, and its
     id must not be reused, until a later snapshot is published.
     """
-    name = format.manifest_name(manifest.id)
-    temporary = format.TEMPORARY + name
-    data = encode(manifest, checksums)
-    try:
-        output = fs.create(temporary, len(data))
-        try:
-            output.write(0, data)
-            output.sync()
-        finally:
-            output.close()
-        fs.sync_directory()  # the names of its files must not be lost if the rename survives
-        fs.rename(temporary, name)
-    except ScaleinError:
-        with suppress(ScaleinError):
-            fs.remove(temporary)
-        raise
-    fs.sync_directory()
+    # The names of its files must not be lost if the rename survives.
+    put(fs, format.manifest_name(manifest.id), encode(manifest, checksums), sync_names_first=True)
 
 
 def read(fs: FileSystem, id: int, checksums: Checksums = block_checksums) -> Manifest:

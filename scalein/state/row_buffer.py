@@ -10,7 +10,6 @@ any thread.
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import zlib
@@ -23,6 +22,7 @@ import pyarrow as pa
 
 from scalein.errors import Damaged, StoreFailed
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
+from scalein.storage.local import make_directory, sync_path
 
 COALESCED_ROWS = 1 << 18
 _NAME = re.compile(r"rows-(\d{10})\.arrow")
@@ -124,17 +124,13 @@ class RowBuffer:
 
     def _write(self, path: Path, new: list[BufferSegment]) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_directory(self.folder)
             with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self.schema) as writer:
                 for segment in new:
                     assert segment.batch is not None
                     writer.write_batch(segment.batch)
-            for synced in (path, self.folder):
-                handle = os.open(synced, os.O_RDONLY)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+            sync_path(path)
+            sync_path(self.folder)
         except OSError as error:
             path.unlink(missing_ok=True)
             raise StoreFailed("cannot write buffered rows", file=path, found=error) from error

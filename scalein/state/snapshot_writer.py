@@ -27,6 +27,7 @@ from scalein.state.snapshot import Capture, SegmentCopier, SegmentImages, Snapsh
 from scalein.state.tiers import Tiers
 from scalein.storage.checked_json import Json
 from scalein.storage.filesystem import FileSystem
+from scalein.storage.publish import TEMPORARY
 
 if TYPE_CHECKING:
     from scalein.kernels.store import StoreKernels
@@ -197,7 +198,7 @@ class SnapshotWriter:
                     obsolete.discard(name)
             if is_start:
                 for name in names:
-                    final = name.removeprefix(format.TEMPORARY)
+                    final = name.removeprefix(TEMPORARY)
                     if final != name and any(format.ids([final], kind) for kind in format.KINDS):
                         self._fs.remove(name)
 

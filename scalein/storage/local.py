@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock as ThreadLock
+from typing import IO
 
 import numpy as np
 
@@ -55,7 +56,7 @@ class LocalFileSystem:
             raise StoreFailed("the state store runs on Linux only", found=sys.platform)
         with _wrap_errors("cannot open the store's directory", self.path):
             if not readonly:
-                _make_directory(self.path)
+                make_directory(self.path)
             os.listdir(self.path)  # fails unless it is a readable directory
 
     def path_of(self, name: str) -> str:
@@ -80,13 +81,14 @@ class LocalFileSystem:
                 if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
                     raise
                 shutil.copyfile(source, target)
-                with open(target, "rb") as copied:
-                    os.fsync(copied.fileno())
+                sync_path(target)
 
     def create(self, name: str, size_bytes: int = 0) -> LocalOutput:
         path = self._writable(name)
         with _wrap_errors("cannot create a file of the store", path):
-            with suppress(FileNotFoundError):
+            try:
+                return LocalOutput(path, size_bytes)
+            except FileExistsError:
                 os.unlink(path)
             return LocalOutput(path, size_bytes)
 
@@ -105,7 +107,7 @@ class LocalFileSystem:
 
     def sync_directory(self) -> None:
         with _wrap_errors("cannot sync the store's directory", self.path):
-            _sync_directory(self.path)
+            sync_path(self.path)
 
     def lock(self) -> Lock:
         path = self._writable(LOCK)
@@ -119,21 +121,39 @@ class LocalFileSystem:
         return path
 
 
-def _make_directory(path: str) -> None:
+def make_directory(path: str | os.PathLike[str]) -> None:
     """Create a directory and its parents, each durably."""
+    path = os.path.abspath(path)
     if not os.path.isdir(path):
-        _make_directory(os.path.dirname(path))
+        make_directory(os.path.dirname(path))
         with suppress(FileExistsError):
             os.mkdir(path)
-        _sync_directory(os.path.dirname(path))
+        sync_path(os.path.dirname(path))
 
 
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync_path(path: str | os.PathLike[str]) -> None:
+    """Make the bytes of a file durable, or the names in a directory."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def lock_file(path: str | os.PathLike[str]) -> IO[bytes] | None:
+    """An exclusive lock, held until the file is closed or the process ends; None if another one has it."""
+    import fcntl  # not available on every platform that can import scalein
+
+    file = open(path, "ab")  # noqa: SIM115 (held by the caller)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 class _DirectoryLock:
@@ -170,14 +190,12 @@ class LocalOutput:
         self._path = path
         self._end = self._unsynced = 0
         self._preallocated = size_bytes
-        self._direct = -1
+        self._direct: int | None = None  # opened on first use
         self._bounce: np.ndarray | None = None
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             if size_bytes:
                 os.posix_fallocate(self._fd, 0, size_bytes)
-            with suppress(OSError):  # a file system without O_DIRECT: buffered writes
-                self._direct = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
         except BaseException:
             self.close()
             with suppress(OSError):
@@ -199,7 +217,7 @@ class LocalOutput:
     def _write_some(self, offset: int, data: memoryview) -> int:
         """Write the first part of `data`, directly if its size and offset allow it; the number of bytes written."""
         size = len(data) // PAGE * PAGE
-        if self._direct < 0 or size < DIRECT_BYTES or offset % PAGE:
+        if size < DIRECT_BYTES or offset % PAGE or (direct := self._direct_fd()) < 0:
             return self._write_buffered(offset, data)
         part = data[:size]
         if np.frombuffer(part, np.uint8).ctypes.data % PAGE:
@@ -209,13 +227,21 @@ class LocalOutput:
             self._bounce[:size] = part[:size]
             part = self._bounce[:size].data
         try:
-            return os.pwrite(self._direct, part, offset)
+            return os.pwrite(direct, part, offset)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            os.close(self._direct)  # the file system accepts O_DIRECT in open, but not in write
+            os.close(direct)  # the file system accepts O_DIRECT in open, but not in write
             self._direct = -1
             return self._write_buffered(offset, data)
+
+    def _direct_fd(self) -> int:
+        if self._direct is None:
+            try:
+                self._direct = os.open(self._path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+            except OSError:  # a file system without O_DIRECT: buffered writes
+                self._direct = -1
+        return self._direct
 
     def _write_buffered(self, offset: int, data: memoryview) -> int:
         done = os.pwrite(self._fd, data[:UNSYNCED_BYTES], offset)
@@ -236,7 +262,7 @@ class LocalOutput:
             self._sync_and_drop_cache()
 
     def close(self) -> None:
-        for fd in (self._fd, self._direct):
+        for fd in (self._fd, -1 if self._direct is None else self._direct):
             if fd >= 0:
                 os.close(fd)
         self._fd = self._direct = -1

@@ -27,10 +27,11 @@ import pyarrow as pa
 from pyarrow import fs
 
 from scalein.errors import BadArgument, Damaged, SourceLoc, StoreFailed
+from scalein.storage.local import LocalFileSystem, make_directory, sync_path
+from scalein.storage.publish import TEMPORARY, put
 
 STATE, OUTPUT, MANIFESTS = "state", "output", "manifests"  # folders of a checkpoint
 _UNUSED_S = 3600.0  # age of an unused local copy at which it is removed
-_TEMPORARY = "_"  # prefix of the names of files that are being written
 
 
 class Location:
@@ -67,17 +68,20 @@ class Location:
     def create_folders(self, *folders: str) -> None:
         with _wrap_errors("cannot create a folder of", self.uri):
             for folder in folders:
-                self.files.create_dir(self.path(folder), recursive=True)
-            if self.is_local:
-                for folder in (*(self.path(each) for each in folders), self.base, os.path.dirname(self.base)):
-                    _sync(folder)
+                try:
+                    if self.is_local:
+                        make_directory(self.path(folder))
+                    else:
+                        self.files.create_dir(self.path(folder), recursive=True)
+                except FileNotFoundError as error:  # of a folder in which the system lets no one create any
+                    raise StoreFailed(f"cannot create a folder of {self.uri}", found=error) from error
 
     def names(self, folder: str) -> list[str]:
         """The files of a folder, without those that are being written."""
         with _wrap_errors("cannot list", self.uri_of(folder)):
             found = self.files.get_file_info(fs.FileSelector(self.path(folder), allow_not_found=True))
         names = (each.base_name for each in found if each.type == fs.FileType.File)
-        return sorted(name for name in names if not name.startswith(_TEMPORARY))
+        return sorted(name for name in names if not name.startswith(TEMPORARY))
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
         """Sizes in bytes; None where there is no such file."""
@@ -92,7 +96,7 @@ class Location:
     def put(self, name: str, data: bytes) -> None:
         """Write a file with these bytes, atomically and durably."""
         folder, _, base = name.rpartition("/")
-        staged = f"{folder}/{_TEMPORARY}{base}-{uuid.uuid4().hex}"
+        staged = f"{folder}/{TEMPORARY}{base}-{uuid.uuid4().hex}"
         with _wrap_errors("cannot write", self.uri_of(name)):
             if not self.is_local:
                 with self.files.open_output_stream(self.path(name if self._is_atomic else staged)) as file:
@@ -102,17 +106,7 @@ class Location:
                         self.files.delete_file(self.path(name))
                     self.files.move(self.path(staged), self.path(name))
                 return
-            try:
-                with open(self.path(staged), "wb") as local:
-                    local.write(data)
-                    local.flush()
-                    os.fsync(local.fileno())
-                os.rename(self.path(staged), self.path(name))
-            except OSError:
-                with suppress(OSError):
-                    os.remove(self.path(staged))
-                raise
-            _sync(self.path(folder))
+            put(LocalFileSystem(self.path(folder)), base, data, writer=uuid.uuid4().hex)
 
     @contextmanager
     def create(self, name: str) -> Iterator[ChecksummedOutput]:
@@ -131,7 +125,7 @@ class Location:
                     if self.is_local:
                         os.fsync(file.fileno())
                 if self.is_local:
-                    _sync(os.path.dirname(path))
+                    sync_path(os.path.dirname(path))
             except BaseException:
                 with suppress(OSError):
                     self.files.delete_file(path)
@@ -144,7 +138,7 @@ class Location:
     def remove_temporary(self, folder: str) -> None:
         """Remove what an earlier process was writing; no other process writes here now."""
         for each in os.scandir(self.path(folder)):
-            if each.name.startswith(_TEMPORARY):
+            if each.name.startswith(TEMPORARY):
                 with suppress(FileNotFoundError), _wrap_errors("cannot remove", each.path):
                     os.remove(each.path)
 
@@ -281,12 +275,3 @@ def _wrap_errors(what: str, name: str) -> Iterator[None]:
         raise
     except (OSError, pa.ArrowException) as error:
         raise StoreFailed(f"{what} {name}", found=error) from error
-
-
-def _sync(folder: str) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

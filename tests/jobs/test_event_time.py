@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +31,7 @@ from tests.oracle.streams import Batch, End, Event
 from tests.same import assert_same
 from tests.schedules import RandomSchedule
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*rows came too late:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.* rows (came too late|of a batch are outliers):RuntimeWarning")
 
 SCHEMA = pa.schema({"t": pa.int64(), "v": pa.int64()})
 
@@ -177,6 +180,132 @@ def test_time_may_jump_when_all_rows_do() -> None:
     assert job.metrics()["late_rows"] == 1
 
 
+DAY = 86_400
+hours = st.one_of(st.integers(0, 30).map(lambda n: 12 * n), st.integers(0, 200), st.sampled_from([24, 25, 49, 10**6]))
+
+
+def read(job: Job, rows: int) -> None:
+    """Wait until so many rows have passed the job."""
+    until(lambda: rows_in(job) >= rows, job)
+    job.scale(2)  # answered at a border: what came before is through
+
+
+@examples(25)
+@given(given=st.lists(st.tuples(st.sampled_from("ab"), st.lists(hours, min_size=1, max_size=6)), max_size=10),
+       delay=st.sampled_from([0, 7]), workers=st.integers(1, 2), seed=st.integers(0, 1 << 32))  # fmt: skip
+def test_gaps_and_outliers_are_those_of_the_oracle(given: list[tuple[str, list[int]]], delay: int, workers: int,
+                                                   seed: int) -> None:
+    def build(flow: Flow) -> Flow:
+        return flow.with_watermark("t", f"{delay}h").group_by(si.tumbling("t", "6h")).agg(n=si.count())
+
+    events: list[Event] = [Batch(seconds(), name) for name in "ab"]
+    events += [Batch(seconds(*(3600 * hour for hour in some)), name) for name, some in given]
+    trace = streams.run(build(si.flow(seconds().schema)), [*events, End("a"), End("b")])
+    stream, out = Stream({name: [seconds()] for name in "ab"}, ends=False), si.to_memory()
+    with using(RandomSchedule(seed)):
+        job = build(si.from_source(stream)).start(sink=out, workers=workers)
+        try:
+            for step, event in enumerate(events[2:], 2):
+                assert isinstance(event, Batch)
+                want = rows_in(job) + event.rows.num_rows
+                stream.push(event.partition, event.rows)
+                read(job, want)
+                assert job.metrics()["watermark"] == trace.watermarks[step]
+                assert_same(out.table(), trace.table(step + 1))
+        finally:
+            job.stop(drain=True)
+    assert_same(out.table(), trace.table())
+    assert job.metrics()["late_rows"] == len(trace.late)
+
+
+def months(folder: Path, *names: str) -> pa.Table:
+    """A file of hourly rows for each month."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        first = np.datetime64(name, "M")
+        times = np.arange(first.astype("M8[us]"), (first + 1).astype("M8[us]"), np.timedelta64(1, "h"))
+        pq.write_table(pa.table({"t": times, "v": np.arange(len(times))}), folder / f"{name}.parquet")
+    return pa.concat_tables([pq.read_table(path) for path in sorted(folder.iterdir())])
+
+
+def test_a_file_of_a_month_closes_its_windows(tmp_path: Path) -> None:
+    """All but the last two hours, before the end of the input: the watermark reaches the end of each file."""
+    everything = months(tmp_path / "in", "2024-01", "2024-02", "2024-03")
+    flow = si.read_parquet(tmp_path / "in", follow=True).with_watermark("t", "1h")
+    flow = flow.group_by(si.tumbling("t", "1h")).agg(n=si.count(), s=col("v").sum())
+    out = si.to_memory()
+    job = flow.start(sink=out)
+    until(lambda: out.table().num_rows == everything.num_rows - 2, job)
+    found = job.metrics()
+    assert (found["watermark_time"], found["outlier_rows"], found["late_rows"]) == ("2024-03-31 22:00:00", 0, 0)
+    job.stop(drain=True)
+    assert_same(out.table(), si.from_arrow(everything).group_by(
+        si.tumbling("t", "1h")).agg(n=si.count(), s=col("v").sum()).collect())
+
+
+def test_many_outliers_warn_once_and_say_why_windows_stay_open() -> None:
+    stream, out = Stream({"all": [seconds(*range(0, 100, 10))]}, ends=False), si.to_memory()
+    flow = si.from_source(stream).with_watermark("t", "0s").group_by(si.tumbling("t", "1h")).agg(n=si.count())
+    batches = [seconds(*range(200, 230), 4_000_000_000), seconds(240, 4 * DAY), seconds(250, 9 * DAY)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        job = flow.start(sink=out)
+        for batch, rows in zip(batches, (41, 43, 45), strict=True):
+            stream.push("all", batch)
+            read(job, rows)
+    assert [str(each.message)[:40] for each in caught] == ["1 of 2 rows of a batch are outliers: the"]
+    assert "filter these rows out before with_watermark" in str(caught[0].message)
+    assert job.metrics()["outlier_rows"] == 3
+    assert job.why_no_output() == (
+        "The first open window ends at 1970-01-01 01:00:00 and the watermark is at 1970-01-01 00:04:10: it closes when "
+        "a row arrives that is 3350 s later than the latest so far. 3 rows are outliers, more than a day after all "
+        "others, and do not advance it unless most rows of 3 batches in a row are.")
+    job.stop()
+
+
+def test_a_partition_that_holds_the_watermark_back_is_named() -> None:
+    stream = Stream({"a": [seconds(0, 9000)], "b": [seconds()]}, ends=False)
+    flow = si.from_source(stream).with_watermark("t", "0s").group_by(si.tumbling("t", "1h")).agg(n=si.count())
+    job = flow.start(sink=si.to_memory())
+    read(job, 2)
+    assert job.why_no_output() == "There is no watermark yet: no row with a time has come from partition b."
+    stream.push("b", seconds(10))
+    read(job, 3)
+    assert job.why_no_output().endswith("Partition b holds it back, as its times are the earliest.")
+    job.stop()
+
+
+def test_a_batch_that_is_half_read_resumes(tmp_path: Path) -> None:
+    """Its gaps are those of all its rows: the second half bridges one of the first."""
+    days = [0, 0.5, 3, 3.5, 4, 40, *(1 + n / 20 for n in range(30))]
+    stream = Stream({"all": [seconds(*(round(DAY * day) for day in days))]}, ends=False)
+    flow = si.from_source(stream).with_watermark("t", "0s").group_by(si.tumbling("t", "1h")).agg(n=si.count())
+    with Clock():
+        job = flow.start(sink=si.to_memory(), checkpoint=tmp_path, max_rows_per_second=10)
+        read(job, 1)
+        job.stop()
+    assert (rows_in(job) < len(days), job.metrics()["watermark"]) == (True, None)
+    job = flow.start(sink=si.to_memory(), checkpoint=tmp_path)
+    read(job, len(days))
+    assert (job.metrics()["watermark"], job.metrics()["outlier_rows"]) == (4 * DAY, 1)
+    job.stop()
+
+
+def test_an_idle_partition_goes_on_from_the_watermark() -> None:
+    stream = Stream({"a": [seconds(0)], "b": [seconds(0)]}, ends=False)
+    flow = si.from_source(stream).with_watermark("t", "0s").group_by(si.tumbling("t", "1h")).agg(n=si.count())
+    with Clock() as clock:
+        job = flow.start(sink=si.to_memory())
+        until(lambda: rows_in(job) == 2, job)
+        stream.push("a", seconds(*range(0, 20 * DAY, DAY)))
+        until(lambda: clock.advance("6s") or job.metrics()["watermark"] == 19 * DAY, job)  # type: ignore[func-returns-value]
+        stream.push("b", seconds(20 * DAY))
+        stream.push("a", seconds(20 * DAY))
+        until(lambda: job.metrics()["watermark"] == 20 * DAY, job)
+        assert job.metrics()["outlier_rows"] == 0
+        job.stop()
+
+
 def test_an_idle_partition_does_not_hold_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "IDLE_S", 0.2)
     assert event_time.IDLE_S == 5.0
@@ -296,10 +425,10 @@ def slowly(rows: pa.RecordBatch) -> pa.RecordBatch:
 def test_a_broken_clock_in_a_batch_of_its_own_moves_nothing() -> None:
     """But time may make a jump: when some batches agree, they are believed."""
     day = 86_400
-    clock = event_time.PartitionClock(delay=0, outlier_distance=day)
+    clock = event_time.PartitionClock(delay=0, max_gap=day)
 
     def see(*times: int) -> int | None:
-        clock.observe((min(times), max(times)), lambda: pa.array(times, pa.int64()))
+        clock.observe(pa.array(times, pa.int64()), (min(times), max(times)), None)
         clock.end_batch()
         return clock.watermark
 
@@ -307,6 +436,60 @@ def test_a_broken_clock_in_a_batch_of_its_own_moves_nothing() -> None:
     assert clock.outlier_rows == 3
     assert [see(500 * day), see(500 * day + 1), see(500 * day + 2), see(500 * day + 3)] == [
         9, 9, 500 * day + 2, 500 * day + 3]  # fmt: skip
-    again = event_time.PartitionClock(delay=0, outlier_distance=day)
+    again = event_time.PartitionClock(delay=0, max_gap=day)
     again.restore(clock.to_json())
     assert again == clock
+
+
+@pytest.mark.parametrize(("greatest", "after"), [(None, 7), (5, 8)])
+def test_clocks_of_older_checkpoints_go_on(greatest: int | None, after: int) -> None:
+    """They have no counts of a batch that is half read."""
+    clock = event_time.PartitionClock(delay=0, max_gap=DAY)
+    clock.restore({"greatest": greatest, "coming": 7, "far_rows": 2, "far_batches": 0})
+    times = [8] if greatest is not None else [3 * DAY, 6]
+    clock.observe(pa.array(times, pa.int64()), (min(times), max(times)), None)
+    clock.end_batch()
+    assert (clock.watermark, clock.outlier_rows) == (after, 2 if greatest is not None else 3)
+
+
+moments = st.one_of(st.integers(-9, 60).map(lambda n: n * DAY // 2), st.integers(-3 * DAY, 30 * DAY),
+                    st.sampled_from([-(1 << 63), -(1 << 62), 1 << 62, (1 << 63) - 1]))  # fmt: skip
+
+
+@examples(300)
+@given(parts=st.lists(st.lists(moments, min_size=1, max_size=8), min_size=1, max_size=5),
+       known=st.none() | st.integers(-2, 20).map(lambda n: n * DAY // 2), data=st.data())  # fmt: skip
+def test_summaries_of_parts_merge_to_that_of_all(parts: list[list[int]], known: int | None,
+                                                 data: st.DataObject) -> None:
+    """In any order, whole or with a checkpoint in between: time advances as by all rows one after the other."""
+    before = 0 if known is None else data.draw(st.integers(0, 2))
+    partition = streams._Partition(0, DAY, known, far_batches=before)
+    partition.deliver([time for part in parts for time in part], None)
+    want = partition.greatest, partition.far_batches
+    summaries = [event_time.summarize(pa.array([*part, None], pa.int64()), (min(part), max(part)), known, DAY)
+                 for part in parts]
+    sent = [event_time.TimeSummary.from_json(each.to_json()) for each in summaries]
+    whole = event_time.merge_summaries(data.draw(st.permutations(sent)), DAY)
+    found = event_time.advance(known, before, whole, DAY)
+    assert (found.greatest, found.outlier_batches) == want
+    assert found.outliers == sum(time > found.greatest for part in parts for time in part)
+    clock = event_time.PartitionClock(0, DAY, known, outlier_batches=before)
+    for part in parts:
+        clock.observe(pa.array(part, pa.int64()), (min(part), max(part)), None)
+        again = event_time.PartitionClock(0, DAY)
+        again.restore(clock.to_json())
+        assert again == clock
+    clock.end_batch()
+    assert (clock.greatest, clock.outlier_batches, clock.outlier_rows) == (*want, found.outliers)
+
+
+def test_a_summary_has_the_earliest_ranges_only() -> None:
+    days = 2 * DAY * np.arange(3 * event_time.MAX_RANGES)
+    summary = event_time.summarize(pa.array(days), (0, int(days[-1])), 0, DAY)
+    assert (len(summary.ranges), summary.rows) == (event_time.MAX_RANGES, len(days))
+    later = event_time.TimeSummary((event_time.TimeRange(-9, -5, 2), event_time.TimeRange(1, 2, 2)))
+    merged = event_time.merge_summaries([later, summary], DAY).bounded()
+    assert merged.rows == len(days) + 4
+    assert merged.ranges[0] == (-9, 2, 5)
+    assert event_time.advance(0, 2, merged, DAY) == (2 * DAY * (event_time.MAX_RANGES - 1), len(days) - (
+        event_time.MAX_RANGES), 0)  # the last range that is known, as the median is beyond it

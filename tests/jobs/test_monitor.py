@@ -61,10 +61,17 @@ def test_figures_for_prometheus() -> None:
     until(lambda: rows_in(job) == 40 and "None" not in str(job.metrics()["latency_s"]), job)
     text = urllib.request.urlopen(f"http://localhost:{job.serve_metrics()}/metrics").read().decode()
     job.stop()
-    assert 'scalein_stage_rows_in_total{stage="0 aggregate"} 40.0' in text
-    assert 'scalein_worker_rows_total{stage="0 aggregate",worker="0"}' in text
-    labels = [line.partition("}")[0] for line in text.splitlines() if line.startswith("scalein_latency_seconds{")]
-    assert [label.partition("=")[2] for label in labels] == ['"0.5"', '"0.99"', '"0.999"']
+    assert 'scalein_stage_rows_in_total{job="job",stage="0 aggregate"} 40.0' in text
+    assert 'scalein_worker_rows_total{job="job",stage="0 aggregate",worker="0"}' in text
+    assert 'scalein_busy_seconds_total{job="job"}' in text
+    counts = [float(line.rpartition(" ")[2]) for line in text.splitlines()
+              if line.startswith("scalein_latency_seconds_bucket{")]
+    assert len(counts) > 10
+    assert counts == sorted(counts)
+    assert counts[-1] == 40.0
+    assert 'le="+Inf"' in text
+    assert 'scalein_latency_seconds_sum{job="job"}' in text
+    assert not re.search(r"^scalein_\w+_s(_total)?{", text, re.MULTILINE)
 
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

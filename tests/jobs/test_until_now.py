@@ -97,7 +97,7 @@ class Flaky:
         self.rows += batch.column(0).to_pylist()
 
 
-def test_restarts_continue_from_the_checkpoint(tmp_path: Path) -> None:
+def test_restarts_continue_from_the_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sink = Flaky(3, 5, 6)
     batches = [pa.record_batch({"x": [k]}) for k in range(10)]
     job = si.from_source(Stream({"all": batches})).start(sink=si.to_callback(sink), checkpoint=tmp_path / "c",
@@ -106,6 +106,8 @@ def test_restarts_continue_from_the_checkpoint(tmp_path: Path) -> None:
     assert set(sink.rows) == set(range(10))
     assert job.metrics()["restarts"] == 3
     assert job.status == "finished"
+    assert [record.name for record in caplog.records] == ["scalein.jobs.supervisor"] * 3
+    assert "attempt 1 of 5" in caplog.text
 
 
 def test_files_have_each_row_once_over_restarts(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ for ever; watermarks and open windows are computed anew in each step, by these s
 - The watermark of a partition is its greatest time less the delay. It moves at the end of a source batch. That of an
   operator is the least of its partitions; idle and ended ones hold nothing back; where all are idle, it is the
   greatest of theirs. It never goes back.
-- A time more than a day ahead of the rest is not believed, unless most rows of several batches in a row are.
+- From the greatest time so far, or in a partition's first batch from the median of its times, time goes on by steps of
+  at most a day over the times of the batch; if the median is not reached in three batches in a row, then from the
+  median. For a partition that was idle, the watermark is a time so far.
 - A window [s, e) closes when the watermark reaches e. A row counts in those of its windows that were open before its
   source batch; if there was none, it is late. A row without a time is dropped.
 - At the end everything closes. `limit` and `distinct` take rows as they arrive. Sorts and aggregates without a window
@@ -29,7 +31,7 @@ from tests.oracle.exprs import meaning
 from tests.oracle.relations import Relations
 from tests.oracle.values import Row, group_key, rows_of, table_of
 
-BELIEVED_BATCHES = 3  # in a row, most of whose times are far ahead: then time has made a jump
+BELIEVED_BATCHES = 3  # in a row, whose median was not reached: then time has made a jump
 MAX = 1 << 80  # the watermark at the end
 
 
@@ -233,7 +235,8 @@ class _Stream:
             partition = partitions.get((event.source, event.partition))
             if partition is not None:
                 partition.is_idle, partition.is_ended = isinstance(event, Idle), isinstance(event, End)
-                partition.deliver([row[op.column] for row in rows if row[op.column] is not None])
+                before = max((mark for mark in found if mark is not None), default=None)
+                partition.deliver([row[op.column] for row in rows if row[op.column] is not None], before)
             found.append(_least(partitions.values()))
         return found
 
@@ -264,7 +267,7 @@ def _reached(mark: int | None, time: int) -> bool:
 
 
 def _far_ahead(dtype: DType) -> int | None:
-    """How far ahead of the rest a time is not believed; numbers have no such distance."""
+    """The longest step of time, a day; numbers have none."""
     return 86_400 * UNITS_PER_SECOND[dtype.unit] if dtype.kind is Kind.TS else None
 
 
@@ -277,31 +280,30 @@ class _Partition:
     greatest: int | None = None
     is_idle: bool = False
     is_ended: bool = False
-    far_batches: int = 0  # in a row, most of whose times are far ahead
+    far_batches: int = 0  # in a row, whose median was not reached
 
     @property
     def watermark(self) -> int | None:
         return None if self.greatest is None else self.greatest - self.delay
 
-    def deliver(self, times: list[int]) -> None:
+    def deliver(self, times: list[int], watermark: int | None) -> None:
         if not times:
             return
-        believed = self._believed(times)
-        if believed is not None:
-            self.greatest = believed if self.greatest is None else max(self.greatest, believed)
+        median = sorted(times)[len(times) // 2]
+        if self.greatest is None:
+            self.greatest = self._reached(median, times)
+            return
+        known = self.greatest if watermark is None else max(self.greatest, watermark)
+        self.greatest = self._reached(known, times)
+        self.far_batches = self.far_batches + 1 if median > self.greatest else 0
+        if self.far_batches == BELIEVED_BATCHES:
+            self.greatest, self.far_batches = self._reached(median, times), 0
 
-    def _believed(self, times: list[int]) -> int | None:
-        base = min(times) if self.greatest is None else self.greatest
-        if self.far is None or max(times) - base <= self.far:
-            self.far_batches = 0
-            return max(times)
-        middle = sorted(times)[len(times) // 2]
-        limit = middle + self.far
-        if self.greatest is not None:
-            self.far_batches = self.far_batches + 1 if middle > self.greatest + self.far else 0
-            has_jumped = self.far_batches >= BELIEVED_BATCHES
-            limit = max(self.greatest + self.far, limit if has_jumped else self.greatest)
-        return max((time for time in times if time <= limit), default=None)
+    def _reached(self, start: int, times: list[int]) -> int:
+        """The greatest time to which steps of at most a day lead."""
+        while nearer := [time for time in times if time > start and (self.far is None or time - start <= self.far)]:
+            start = min(nearer)
+        return start
 
 
 def _least(partitions: Iterable[_Partition]) -> int | None:

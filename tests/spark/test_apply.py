@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +18,7 @@ import scalein.spark as sis
 from scalein import col, lit
 from scalein.errors import NOWHERE, BadArgument, BadData, WrongType
 from scalein.spark.types import spark_arrow_schema, spark_schema
+from tests import test_readme
 from tests.same import assert_same
 from tests.spark.flows import ADS, FLOWS, ORDERED, ROWS, SQL, rows
 
@@ -313,3 +315,15 @@ def test_simple_filters_and_projections_are_pushed_to_spark(df: Any, table: pa.T
     assert "(k#" in plan.split("MapInArrow")[-1]
     assert "Project [s#" in plan or "x#" in plan
     assert "day#" not in plan.split("InMemoryRelation")[0]
+
+
+def test_the_code_of_the_readme_for_pyspark(spark: Any) -> None:
+    """Analysed, not run: names and arguments are right, and the columns those of the flow beside it."""
+    from pyspark.sql import functions
+
+    names = {"F": functions, "si": si, "col": col, "flow": si.from_arrow(test_readme.ROWS)}
+    df, shops = (spark.createDataFrame(pd.DataFrame(rows)) for rows in (test_readme.ROWS, test_readme.SHOPS))
+    for _, _, in_spark, here in test_readme.HABITS:
+        found = eval(f"df{in_spark}", {**names, "df": df, "shops": shops})
+        want = eval(f"flow{here}", {**names, "shops": test_readme.SHOPS})
+        assert "tumbling" in here or sorted(found.columns) == sorted(want.columns), in_spark

@@ -86,6 +86,26 @@ def test_a_manifest_with_unexpected_content_is_damaged(tmp_path: Path) -> None:
         read_state(tmp_path)
 
 
+def test_no_file_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HDFS removes the old file before the new one has its name: a driver that ends in between would lose both."""
+    put, names = Location.put, list[str]()
+
+    def recorded(location: Location, name: str, data: bytes) -> None:
+        names.append(name)
+        put(location, name, data)
+
+    monkeypatch.setattr(Location, "put", recorded)
+    streams = set()
+    for number in range(3):
+        coordinator = start_stream(FLOW, remote_location(tmp_path), si.to_memory(), emit="changes")
+        run(coordinator, [[ROWS]], first=number)
+        streams.add((coordinator._manifests.name, coordinator._manifests.start))
+        coordinator.close()
+    assert len(names) == len(set(names))
+    assert len({name for name, _ in streams}) == 1
+    assert sorted(start for _, start in streams) == [1, 2, 3]
+
+
 def test_one_stream_at_a_time(tmp_path: Path) -> None:
     first = start_stream(FLOW, tmp_path, si.to_memory(), emit="changes")
     with pytest.raises(StoreFailed, match="another stream is using"):

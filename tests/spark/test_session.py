@@ -16,10 +16,11 @@ import pytest
 import scalein as si
 import scalein.spark as sis
 from scalein import col
-from scalein.errors import BadData, ComputeError, ScaleinError, SourceLoc
+from scalein.errors import NOWHERE, BadData, ComputeError, ScaleinError, SourceLoc, StoreFailed
 from scalein.spark.errors import SparkFailed, explain_error, translate_errors
 from scalein.spark.package import build_zip
 from scalein.spark.session import _defaults, java_version, session
+from scalein.storage.object_store import parse_location
 from tests.spark.pythons import python_that, without
 
 
@@ -180,6 +181,33 @@ def test_a_file_that_spark_cannot_read_is_named() -> None:
     with pytest.raises(BadData, match=r"^Spark cannot read the file /data/a b\.parquet") as caught, translate_errors():
         raise RuntimeError(text)
     assert caught.value.facts["found"] == "java.lang.RuntimeException: no Parquet file"
+
+
+READ_FILE = "Encountered error while reading file file:///data/a.parquet. "
+
+
+@pytest.mark.parametrize(("text", "what", "hint"), [
+    ("[FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH] " + READ_FILE + "Data type mismatches when reading Parquet "
+     "column [x]. Expected Spark type bigint, actual Parquet type BINARY. SQLSTATE: KD001\n\tat x\n",
+     "column 'x' of /data/a.parquet is BINARY, not bigint", "cast the column"),
+    ("[FAILED_READ_FILE.NO_HINT] " + READ_FILE + " SQLSTATE: KD001\n\tat x\n"
+     "Caused by: java.lang.RuntimeException: file:/data/a.parquet is not a Parquet file. Expected magic number\n",
+     "/data/a.parquet is not a Parquet file", "with its own format"),
+    ("[FAILED_READ_FILE.NO_HINT] " + READ_FILE + " SQLSTATE: KD001\n\tat x\n"
+     "Caused by: java.io.FileNotFoundException: /data/a.parquet (Permission denied)\n",
+     "Spark cannot read the file /data/a.parquet", "permission"),
+])  # fmt: skip
+def test_skipping_files_is_no_advice_for_what_another_file_or_right_mends(text: str, what: str, hint: str) -> None:
+    with pytest.raises(BadData) as caught, translate_errors():
+        raise RuntimeError(text)
+    assert caught.value.what == what
+    assert hint in str(caught.value.hint)
+    assert "ignoreCorruptFiles" not in str(caught.value)
+
+
+def test_a_checkpoint_where_no_folder_can_be_created() -> None:
+    with pytest.raises(StoreFailed, match="cannot create a folder of /proc/checkpoint"):
+        parse_location("/proc/checkpoint", NOWHERE).create_folders("state")
 
 
 def test_other_errors_pass_unchanged() -> None:

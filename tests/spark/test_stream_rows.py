@@ -16,14 +16,16 @@ import pyarrow.compute as pc
 import pytest
 
 import scalein as si
-from scalein import col
+from scalein import Column, col
 from scalein.api.flow import Flow
 from scalein.errors import BadArgument, ComputeError, LateData, ScaleinError
 from scalein.spark.streaming import merge_runs, reduce_side, runs
+from scalein.spark.streaming.diagnose import why_no_output
 from scalein.spark.streaming.read_state import read_state
 from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.testing import Stream, until
 from tests.engines import EXAMPLES
+from tests.oracle import streams
 from tests.same import assert_same
 from tests.spark.simulated import fold_changes, rows_of, run, start_stream, tasks_over
 
@@ -129,6 +131,19 @@ def test_changes_of_groups_add_up_to_the_result_of_collect(name: str, seed: int,
     if name in ("one key", "text", "composite", "no key", "columns together", "buffered rows",
                 "rows, no key"):
         assert_same(read_state(tmp_path), want, tolerance=1e-9)
+
+
+@pytest.mark.parametrize(("name", "what"), [("k", col("x").sum() / si.count()),
+                                            ("k", si.count() + col("x").n_unique())], ids=["partials", "rows"])
+def test_state_shows_the_aggregates_of_an_expression_by_their_texts(name: str, what: Column, tmp_path: Path) -> None:
+    given = pa.table({"k": [1, 1, 2], "x": [5, 5, 7]}).cast(pa.schema([SCHEMA.field("k"), SCHEMA.field("x")]))
+    coordinator = start_stream(si.flow(given.schema).group_by(name).agg(r=what), tmp_path, si.to_memory(),
+                               emit="changes")
+    run(coordinator, [[given]])
+    coordinator.close()
+    state = read_state(tmp_path).sort_by("k")
+    assert set(state.column_names) <= {"k", "x.sum()", "count()", "x.n_unique()"}
+    assert state["count()"].to_pylist() == [2, 1]
 
 
 @pytest.mark.parametrize("migration", MIGRATIONS)
@@ -382,6 +397,7 @@ def test_another_delay_closes_each_window_once(before: str, after: str, want: li
     assert late.table().num_rows == 1
 
 
+@pytest.mark.filterwarnings("ignore:.* rows of a batch are outliers:RuntimeWarning")
 def test_outlier_timestamps_close_nothing(tmp_path: Path) -> None:
     flow = WINDOWS["tumbling"](si.flow(EVENTS).with_watermark("t", "0s"))
     sink = si.to_memory()
@@ -393,6 +409,62 @@ def test_outlier_timestamps_close_nothing(tmp_path: Path) -> None:
     run(coordinator, [[events(500_000.0 + k, 500_001.0 + k)] for k in range(4)], first=3)
     assert sorted(sink.table().column("n").to_pylist())[-1] == 6
     coordinator.close()
+
+
+@pytest.mark.parametrize("seed", range(max(4, round(4 * EXAMPLES))))
+@pytest.mark.filterwarnings("ignore:.* rows (of a batch are outliers|came too late):RuntimeWarning")
+def test_gaps_and_outliers_are_those_of_the_oracle(seed: int, tmp_path: Path) -> None:
+    """However a batch is divided among tasks, and also after restarts; a row of 2099 is among some."""
+    random = Random(f"gaps {seed}")
+    flow = WINDOWS["tumbling"](si.flow(EVENTS).with_watermark("t", random.choice(["0s", "7h"])))
+    given, day = [], 0.0
+    for _ in range(8):
+        day += random.choice([0, 0.5, 1, 3])
+        days = [day + random.random() * random.choice([0.2, 4, 12]) for _ in range(random.choice([1, 2, 9, 40]))]
+        days += [27_000] * (random.random() < 0.3)
+        parts = [[each for each in days if random.random() < 0.9] for _ in range(random.randint(1, 3))]
+        given.append([events(*(86_400 * each for each in some)) for some in parts])
+    batches = [pa.RecordBatch.from_pylist(pa.concat_tables(parts).to_pylist(), EVENTS) for parts in given]
+    trace = streams.run(flow, [*map(streams.Batch, batches)])
+    tables_out = []
+    for number, parts in enumerate(given):
+        sink = si.to_memory()
+        coordinator = start_stream(flow, tmp_path / "checkpoint", sink, partitions=random.choice([1, 2, 5]))
+        run(coordinator, [parts], first=number, folder=random.choice([None, tmp_path / "in"]))
+        coordinator.close()
+        assert coordinator.progress is not None
+        assert coordinator.progress["watermark"] == trace.watermarks[number]
+        tables_out.append(sink.table())
+        assert_same(pa.concat_tables(tables_out), trace.table(number + 1))
+
+
+def test_files_of_a_month_close_their_windows_and_outliers_are_reported(tmp_path: Path) -> None:
+    month = [[events(*range(31 * 86_400 * number, 31 * 86_400 * (number + 1), 3600))] for number in range(3)]
+    flow = si.flow(EVENTS).with_watermark("t", "1h").group_by(si.tumbling("t", "1h")).agg(n=si.count())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert rows_of(flow, month, tmp_path / "months").num_rows == 3 * 31 * 24 - 2
+    sink = si.to_memory()
+    coordinator = start_stream(flow, tmp_path / "outliers", sink)
+    assert why_no_output(coordinator, coordinator._spec.plan).startswith("No batch has ended yet")
+    run(coordinator, [[events()]])
+    assert why_no_output(coordinator, coordinator._spec.plan).startswith("No row has arrived yet: the 1 batches")
+    with pytest.warns(RuntimeWarning, match="2 of 5 rows of a batch are outliers: .* before with_watermark") as caught:
+        run(coordinator, [[events(10, 20)], [events(30, 40, None), events(1e9, 2e9)], [events(50, 1e9)]], first=1)
+    assert len(caught) == 1
+    assert why_no_output(coordinator, coordinator._spec.plan) == (
+        "The first open window ends at 2026-01-01 01:00:00 and the watermark is at 2025-12-31 23:00:50: it closes when "
+        "a row arrives that is 7150 s later than the latest so far. 3 rows are outliers, more than a day after all "
+        "others, and do not advance it unless most rows of 3 batches in a row are. A stream has no end that closes "
+        "its last windows.")
+    run(coordinator, [[events(60 * 60 * 3)]], first=4)
+    assert why_no_output(coordinator, coordinator._spec.plan) == "There is output: 1 rows since the start."
+    coordinator.close()
+    filtered = start_stream(si.flow(EVENTS).filter(col("x") > 9), tmp_path / "filtered", si.to_memory())
+    run(filtered, [[events(1, 2)]])
+    assert why_no_output(filtered, filtered._spec.plan) == (
+        "2 rows have arrived: all of them are dropped by the flow's filters or joins.")
+    filtered.close()
 
 
 @pytest.mark.parametrize(("build", "emit", "message"), [

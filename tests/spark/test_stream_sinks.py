@@ -9,15 +9,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from pyarrow import fs
 
 import scalein as si
 from scalein.connectors.sinks import files
-from scalein.errors import NOWHERE, BadArgument, WriteFailed
+from scalein.errors import NOWHERE, BadArgument, Fenced, WriteFailed
 from scalein.spark.streaming import sinks
 from scalein.spark.streaming.coordinator import Coordinator
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.tasks import BatchResult, MicroBatch
-from scalein.storage.object_store import parse_location
+from scalein.storage.object_store import Location, parse_location
 from tests.same import assert_same
 from tests.spark.simulated import run, start_stream, tasks_over
 from tests.spark.test_stream_faults import (
@@ -212,3 +213,46 @@ def test_files_that_the_driver_does_not_see_are_not_committed(tmp_path: Path) ->
         coordinator.run_batch(0, "query", run_elsewhere, None)
     coordinator.close()
     assert Manifests(parse_location(tmp_path / "checkpoint", NOWHERE)).newest() is None
+
+
+def test_a_second_stream_or_job_is_refused(tmp_path: Path) -> None:
+    """The folder is the first one's, also after its end."""
+    out = tmp_path / "out"
+    first = begin(tmp_path)
+    run(first, [rows(0)])
+    before = sorted(path.name for path in out.iterdir())
+    for _ in range(2):
+        with pytest.raises(WriteFailed, match=rf"(?s)two jobs may not write.*{out}.*{tmp_path / 'checkpoint'}.*_owner"):
+            start_stream(FLOW, tmp_path / "other", si.to_parquet(out), emit="changes")
+        with pytest.raises(WriteFailed, match="two jobs may not write"):
+            si.from_arrow(rows(0)[0]).start(sink=si.to_parquet(out), checkpoint=tmp_path / "job")
+        assert sorted(path.name for path in out.iterdir()) == before
+        first.close()
+    start_stream(FLOW, tmp_path / "checkpoint", si.to_parquet(out), emit="changes").close()
+
+
+def test_a_replaced_driver_makes_nothing_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was suspended after it published its manifest, before the renames: its successor does these."""
+    out, far = tmp_path / "out", fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+
+    def start() -> Coordinator:  # nothing can be locked there
+        return start_stream(FLOW, Location(far, "checkpoint", "far://checkpoint"), si.to_parquet(out), emit="changes")
+
+    zombie = start()
+    commit, successors, visible = files.FileSink.commit, list[Coordinator](), list[list[str]]()
+
+    def suspended(sink: files.FileSink, prepared: Any) -> None:
+        monkeypatch.setattr(files.FileSink, "commit", commit)
+        successors.append(start())
+        visible.append(sorted(path.name for path in out.glob("part-*")))
+        commit(sink, prepared)
+
+    monkeypatch.setattr(files.FileSink, "commit", suspended)
+    with pytest.raises(Fenced, match="taken over this folder"):
+        run(zombie, [rows(0)])
+    assert visible == [sorted(path.name for path in out.glob("part-*"))]
+    assert visible[0]
+    zombie.close()
+    run(successors[0], [rows(number) for number in range(BATCHES)])
+    successors[0].close()
+    check(tmp_path)

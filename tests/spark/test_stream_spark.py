@@ -133,6 +133,26 @@ def test_spark_writes_its_log_without_processes_of_the_system(spark: Any, tmp_pa
     assert_same(sis.read_state(tmp_path / "checkpoint"), GROUPS.collect(everything))
 
 
+def test_files_of_a_month_close_their_windows(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number, name in enumerate(("2024-01", "2024-02", "2024-03")):
+        month, path = np.datetime64(name, "M"), tmp_path / "in" / f"{name}.parquet"
+        times = np.arange(month.astype("M8[us]"), (month + 1).astype("M8[us]"), np.timedelta64(1, "h"))
+        pq.write_table(pa.table({"t": times, "x": np.arange(len(times))}), path)
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+    everything = ds.dataset(tmp_path / "in").to_table()
+    flow = (si.flow(everything.schema).with_watermark("t", "1h").group_by(si.tumbling("t", "1h"))
+            .agg(n=si.count(), s=col("x").sum()))  # fmt: skip
+    job = sis.start(flow, stream(spark, tmp_path / "in"), sink=si.to_parquet(tmp_path / "out"), partitions=1,
+                    checkpoint=tmp_path / "checkpoint", trigger=NOW)  # fmt: skip
+    job.wait()
+    want = flow.collect(everything)
+    assert_same(ds.dataset(tmp_path / "out").to_table(), want.sort_by("window_start").slice(0, want.num_rows - 2))
+    assert job.last_progress is not None
+    assert (job.last_progress["batch_id"], job.last_progress["outlier_rows"]) == (2, 0)
+    assert job.why_no_output() == f"There is output: {want.num_rows - 2:,} rows since the start."
+
+
 def test_windows_and_a_function_of_a_dataframe(spark: Any, tmp_path: Path) -> None:
     everything = write(tmp_path / "in", range(3))
     found: list[tuple[int, list[Any]]] = []

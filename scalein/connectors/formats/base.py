@@ -14,7 +14,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from scalein.errors import BadData
+from scalein.errors import NO_PERMISSION, BadData
 
 MAX_ROWS = 1 << 18  # of a batch, whatever a file has
 
@@ -45,18 +45,54 @@ _ALIKE = "files read together have the columns and types of the first one, or of
 _COMPLETE = "a file is complete when it gets its name: write it under one that begins with _, and rename it"
 
 
+_KINDS = {"parquet": "a Parquet file", "ipc": "an Arrow IPC file", "json": "a file of JSON", "csv": "a text file"}
+
+
 @contextmanager
-def reading(path: str, hint: str = _COMPLETE) -> Iterator[None]:
-    """Errors of pyarrow and the system come out as `BadData` that names the file."""
+def reading(path: str, format: str, hint: str = _COMPLETE) -> Iterator[None]:
+    """Errors of pyarrow and the system come out as `BadData` that names the file; `format` is what it is read as."""
     try:
         yield
     except FileNotFoundError as error:
         raise BadData(f"{path} is gone: it was there when the files were listed", found=error) from error
+    except PermissionError as error:
+        raise BadData(f"{path} cannot be read", found=error, hint=NO_PERMISSION) from error
     except UnicodeError as error:
-        raise BadData(f"{path} cannot be read: it is not UTF-8", found=error,
-                      hint="write it again as UTF-8, for example with iconv") from error
+        other = _hint_for_kind(path, format)
+        what = f"{path} cannot be read" + ("" if other else ": it is not UTF-8")
+        raise BadData(what, found=error, hint=other or "write it again as UTF-8, for example with iconv") from error
     except (pa.ArrowException, OSError, EOFError) as error:
-        raise BadData(f"{path} cannot be read", found=str(error).strip() or type(error).__name__, hint=hint) from error
+        raise BadData(f"{path} cannot be read", found=str(error).strip() or type(error).__name__,
+                      hint=_hint_for_kind(path, format) or hint) from error
+
+
+def _hint_for_kind(path: str, format: str) -> str | None:
+    """A hint for a file that begins as one of another kind does."""
+    try:
+        with open(path, "rb") as file:
+            begin = file.read(256)
+    except (OSError, ValueError):
+        return None
+    found = _kind(begin)
+    if found is None or found == format:
+        return None
+    return f"it looks like {_KINDS[found]}: use read_{found}, or move it out of the folder"
+
+
+def _kind(begin: bytes) -> str | None:
+    """The kind of file that begins so; None if no kind is recognised.
+
+    >>> _kind(b"PAR1\\x15"), _kind(b"name,age\\n"), _kind(b"\\x00\\x01")
+    ('parquet', 'csv', None)
+    """
+    if begin.startswith(b"PAR1"):
+        return "parquet"
+    if begin.startswith(b"ARROW1"):
+        return "ipc"
+    text = begin.removeprefix(b"\xef\xbb\xbf").strip()
+    if not text or not all(byte >= 0x20 or byte in b"\t\r\n" for byte in text):
+        return None
+    return "json" if text[:1] in b"{[" else "csv" if b"\n" in begin else None
 
 
 def check_names(path: str, found: list[str], wanted: list[str]) -> None:

@@ -49,7 +49,7 @@ class Ipc:
 @contextmanager
 def _file(path: str) -> Iterator[pa.NativeFile]:
     """An open file; one that has another size at the end is refused: a stream may have been cut between two batches."""
-    with reading(path):
+    with reading(path, "ipc"):
         handle = os.open(path, os.O_RDONLY)
         watched = os.dup(handle)
         try:

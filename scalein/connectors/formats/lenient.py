@@ -17,6 +17,7 @@ A malformed record costs about ten calls of pyarrow, 2 to 5 ms.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -33,6 +34,8 @@ ERROR = internal("error")  # not null for a malformed record or file
 MALFORMED = pa.schema({ERROR: pa.string(), internal("bad_file"): pa.string(), internal("bad_line"): pa.int64(),
                        internal("bad_text"): pa.string()})  # fmt: skip
 _SHOWN = 200  # characters of a line, in an error
+_PLACE = re.compile(r"^In CSV column #\d+: (Row #\d+: )?")  # in the text that pyarrow was given, not in the file
+_WHOLE = {"csv": "each line has as many fields as the first one has names", "json": "each line is one JSON object"}
 _NEWLINE = ord("\n")
 _RETURN = ord("\r")
 
@@ -55,6 +58,7 @@ class LenientReader:
     """Reads a file and isolates its malformed records; `how` is raise, null or keep."""
 
     path: str
+    format: str  # as in `read_<format>`
     records: Records
     schema: pa.Schema  # of the rows, without the columns of `MALFORMED`
     how: str
@@ -131,8 +135,10 @@ class LenientReader:
         shown = text.decode(errors="backslashreplace").rstrip("\r\n")
         columns = [self._alone(field, text) for field in self.schema] if self.how == "null" else []
         if self.how == "raise" or None in columns:
-            raise BadData(f"line {line} of {self.path} cannot be read", found=str(error).strip(), text=shown[:_SHOWN],
-                          hint=self.hint)
+            column = self._failing(text)
+            found = str(error).strip() if column is None else _PLACE.sub("", str(error).strip())
+            raise BadData(f"line {line} of {self.path} cannot be read", column=column, found=found,
+                          text=shown[:_SHOWN], hint=_WHOLE[self.format] if column is None else self.hint)
         if self.how == "null":
             return pa.RecordBatch.from_arrays(columns, names=self.schema.names)
         if self.needed and self._is_readable(text):
@@ -148,6 +154,16 @@ class LenientReader:
                 field.nullable or field.name in stored for field in self.schema)
         except pa.ArrowException:
             return False
+
+    def _failing(self, text: bytes) -> str | None:
+        """The first column that cannot be decoded, and its type; None if it is not one column that fails."""
+        failing = []
+        for field in self.schema:
+            try:
+                self._decode(text, [field.name])
+            except pa.ArrowException:
+                failing.append(f"{field.name}, which is {field.type} here")
+        return failing[0] if failing and len(failing) < max(2, len(self.schema)) else None
 
     def _alone(self, field: pa.Field, text: bytes) -> pa.Array | None:
         """One field of a record as a column; None if it cannot be decoded and is not nullable."""

@@ -44,13 +44,13 @@ class Parquet:
     def schema(self, path: str) -> pa.Schema:
         import pyarrow.parquet as pq
 
-        with reading(path):
+        with reading(path, "parquet"):
             return pq.read_schema(path, memory_map=True)
 
     def splits(self, path: str, schema: pa.Schema, columns: list[str] | None, row: int) -> Iterator[FileSplit]:
         import pyarrow.parquet as pq
 
-        with reading(path):
+        with reading(path, "parquet"):
             file = pq.ParquetFile(path, memory_map=True)
             check_schema(path, file.schema_arrow, schema, converts)
             metadata = file.metadata
@@ -67,7 +67,8 @@ class Parquet:
         spare = iter([file])  # a reader serves one thread: one split uses this one, the others open their own
 
         def read(run: list[int]) -> Iterator[pa.RecordBatch]:
-            with reading(path), next(spare, None) or pq.ParquetFile(path, metadata=metadata, memory_map=True) as mine:
+            with (reading(path, "parquet"),
+                  next(spare, None) or pq.ParquetFile(path, metadata=metadata, memory_map=True) as mine):
                 yield from converted_batches(path, mine, run, wanted, batch_rows)
 
         is_any = False

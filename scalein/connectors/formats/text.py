@@ -21,7 +21,7 @@ from scalein.connectors.formats.base import FileSplit, check_names, reading
 from scalein.connectors.formats.lenient import BLOCK_BYTES, LenientReader, newlines, with_malformed
 from scalein.errors import BadData
 
-_HINT = "types come from the first rows of the first file: give schema= if they are others"
+_HINT = "all files have the types of schema=, or else those of the first rows of the first file"
 _NULL = re.compile(rb"\s*null")
 
 
@@ -37,7 +37,7 @@ class Csv:
     def schema(self, path: str) -> pa.Schema | None:
         if not self._header(path):
             return None
-        with reading(path), self._open(path) as reader:
+        with reading(path, self.name), self._open(path) as reader:
             return _known(path, reader.schema)
 
     def splits(self, path: str, schema: pa.Schema, columns: list[str] | None, row: int) -> Iterator[FileSplit]:
@@ -49,16 +49,17 @@ class Csv:
         wanted = pa.schema([schema.field(name) for name in columns or schema.names])
 
         def open() -> Iterator[pa.RecordBatch]:
-            with reading(path, _HINT), self._open(path, schema, wanted.names) as reader:
+            with reading(path, self.name, _HINT), self._open(path, schema, wanted.names) as reader:
                 yield from reader
 
-        lenient = LenientReader(path, _CsvRecords(self, names, wanted), wanted, self.malformed, _HINT, self.needed)
+        lenient = LenientReader(path, self.name, _CsvRecords(self, names, wanted), wanted, self.malformed, _HINT,
+                                self.needed)
         yield FileSplit(0, partial(_fast_then_lenient, open, lenient, has_header=True))
 
     def _header(self, path: str) -> list[str]:
         """The names in the first line; none if the file is empty."""
         try:
-            with reading(path), pa.input_stream(path) as file:
+            with reading(path, self.name), pa.input_stream(path) as file:
                 # Malformed bytes after the header are reported when they are read.
                 text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="", errors="surrogateescape")
                 names = next(csv.reader(text, delimiter=self.delimiter), [])
@@ -132,7 +133,7 @@ class JsonLines:
     def schema(self, path: str) -> pa.Schema | None:
         if self._is_empty(path):
             return None
-        with reading(path), closing(self._open(path)) as reader:
+        with reading(path, self.name), closing(self._open(path)) as reader:
             return _known(path, reader.schema)
 
     def splits(self, path: str, schema: pa.Schema, columns: list[str] | None, row: int) -> Iterator[FileSplit]:
@@ -141,17 +142,18 @@ class JsonLines:
         stored = pa.schema([pa.field(field.name, _stored(field.type)) for field in wanted])
 
         def open() -> Iterator[pa.RecordBatch]:
-            with reading(path, _HINT), closing(self._open(path, stored)) as reader:
+            with reading(path, self.name, _HINT), closing(self._open(path, stored)) as reader:
                 for batch in reader:
                     batch.validate(full=True)  # pyarrow takes texts of JSON as they are
                     yield batch.select(names) if stored == wanted else batch.select(names).cast(wanted)
 
         if not self._is_empty(path):
-            lenient = LenientReader(path, _JsonRecords(wanted, stored), wanted, self.malformed, _HINT, self.needed)
+            lenient = LenientReader(path, self.name, _JsonRecords(wanted, stored), wanted, self.malformed, _HINT,
+                                    self.needed)
             yield FileSplit(0, partial(_fast_then_lenient, open, lenient, has_header=False))
 
     def _is_empty(self, path: str) -> bool:
-        with reading(path), pa.input_stream(path) as file:
+        with reading(path, self.name), pa.input_stream(path) as file:
             return not file.read(1)
 
     def _open(self, path: str, schema: pa.Schema | None = None) -> Any:
@@ -233,7 +235,7 @@ def _fast_then_lenient(open: Callable[[], Iterator[pa.RecordBatch]], lenient: Le
         if error.__cause__ is not None and not isinstance(error.__cause__, pa.ArrowInvalid):
             raise
         failed = error
-    with reading(lenient.path, _HINT):
+    with reading(lenient.path, lenient.format, _HINT):
         for batch in lenient.rows(has_header):
             skipped = min(done, batch.num_rows)
             done -= skipped

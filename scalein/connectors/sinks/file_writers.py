@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.connectors.formats.json_lines import JsonWriter
-from scalein.errors import WriteFailed
+from scalein.errors import NO_PERMISSION, WriteFailed
 
 SAMPLE_ROWS = 4096  # first rows of a Parquet file, which decide what columns get a dictionary
 
@@ -45,8 +45,9 @@ def writing(path: str) -> Iterator[None]:
     """Errors of pyarrow and the system are raised as `WriteFailed`, which names the file."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
-        raise WriteFailed(f"{path} cannot be written", found=str(error).strip() or type(error).__name__) from error
+    except (pa.ArrowException, OSError, UnicodeEncodeError) as error:
+        raise WriteFailed(f"{path} cannot be written", found=str(error).strip() or type(error).__name__,
+                          hint=NO_PERMISSION if isinstance(error, PermissionError) else None) from error
 
 
 class _Parquet:

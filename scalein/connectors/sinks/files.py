@@ -10,6 +10,9 @@ An epoch records the folder it was staged in: a sink of the same job in another 
 they were moved with it (a folder may be moved, and a copy of a job must not touch the original). It removes files of
 its own folder only.
 
+A job takes its folder before it opens the sink (`acquire`): another job is refused there, and an earlier run of the
+same job can commit nothing more (`storage/publish.py`). A sink that is opened without that takes no folder.
+
 Where other processes write the rows (Spark's tasks), each stages files with `for_task`, under unique names; of repeated
 attempts, only those whose names reach the driver are committed.
 
@@ -32,8 +35,11 @@ import pyarrow as pa
 
 from scalein.connectors.sinks.file_writers import WriteFormat, Writer, writing
 from scalein.connectors.sinks.partitioning import can_split, split
-from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WriteFailed, WrongType, guess, warn
+from scalein.errors import BadArgument, SourceLoc, StoreFailed, UnknownColumn, WriteFailed, WrongType, guess, warn
+from scalein.storage import local
 from scalein.storage.checked_json import Json
+from scalein.storage.local import make_directory
+from scalein.storage.publish import FolderLock, OwnedFolder, hold_folder, take_folder
 
 STAGED, PART = "_staged-", "part-"
 GROUP_BYTES = 32 << 20  # size of a row group or block of a file
@@ -100,9 +106,30 @@ class FileSink:
         self._open: dict[str, StagedFile] = {}  # by directory below `path`; the least recently opened first
         self._finished: list[str] = []  # file names of the current epoch
         self._changed: set[str] = set()  # directories, below `path` or absolute, whose entries were not synced
+        self._owned: OwnedFolder | FolderLock | None = None  # a lock: of a job without a checkpoint
 
     def __repr__(self) -> str:
         return f"{self._step}({self.path!r})"
+
+    def acquire(self, run: str, checkpoint: str | None) -> None:
+        """Take the folder for a run of a job. A job without a checkpoint has it until `close`, another one for good."""
+        self._release()
+        try:
+            self._make_root()
+            with writing(self.path):
+                self._owned = (hold_folder(self.path, run) if checkpoint is None
+                               else take_folder(self.path, run, checkpoint))
+        except StoreFailed as error:
+            raise WriteFailed(f"{self.path} cannot be written", at=self._at, found=error.__cause__ or error) from error
+
+    def _make_root(self) -> None:
+        with writing(self.path):
+            make_directory(self.path)
+
+    def _release(self) -> None:
+        if isinstance(self._owned, FolderLock):
+            self._owned.release()
+        self._owned = None
 
     def open(self, schema: pa.Schema, committed: Json, next: str) -> None:
         for name in self._by:
@@ -117,10 +144,8 @@ class FileSink:
         self._file_schema = pa.schema([each for each in schema if each.name not in self._by])
         if not self._file_schema.names:
             raise BadArgument("partition_by names all columns, so none is left to write", at=self._at, step=self._step)
-        with writing(self.path):
-            os.makedirs(self.path, exist_ok=True)
-            sync_path(os.path.dirname(self.path))
-            # Refuses types that the format cannot write.
+        self._make_root()
+        with writing(self.path):  # refuses types that the format cannot write
             self._format.begin(pa.BufferOutputStream(), self._file_schema).close()
         self.commit(committed)
         self._remove_orphans(next.partition("-")[0], _epoch_of(committed))
@@ -230,6 +255,8 @@ class FileSink:
         if prepared is None:
             return
         epoch = _read(prepared)
+        if isinstance(self._owned, OwnedFolder):
+            self._owned.check()
         folders = list(dict.fromkeys([self.path, epoch.folder or self.path]))
         missing = [final for staged, final in epoch.renames()
                    if not any(self._rename(folder, staged, final) for folder in folders)]
@@ -278,6 +305,7 @@ class FileSink:
                 self._drop_empty(os.path.dirname(path))
         self._open, self._finished = {}, []
         self._sync_directories()
+        self._release()
 
 
 class _Epoch(NamedTuple):
@@ -322,10 +350,6 @@ def _number(name: str) -> tuple[int, int] | None:
 
 
 def sync_path(path: str) -> None:
-    """fsync a file or directory."""
+    """Make a file or directory durable."""
     with writing(path):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        local.sync_path(path)

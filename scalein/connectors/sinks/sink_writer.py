@@ -33,8 +33,14 @@ class SinkWriter:
         """The class of the sink: only the same class can commit what one has prepared."""
         return type(self._sink).__name__
 
-    def claim(self) -> None:
-        """Reserve the sink for this job, until `close` or `release`."""
+    @property
+    def place(self) -> str:
+        """Where the sink writes to: its `path`, if it has one, else its class."""
+        path = getattr(self._sink, "path", None)
+        return path if isinstance(path, str) else self.kind
+
+    def claim(self, run: str, checkpoint: str | None) -> None:
+        """Reserve the sink for this run of a job, and what it writes to, until `close` or `release`."""
         with _lock:
             if not self._is_ours and id(self._sink) in _claimed:
                 raise BadArgument("this sink is another job's, which is still running", at=self._at,
@@ -42,9 +48,14 @@ class SinkWriter:
             if not getattr(self._sink, "takes_many_jobs", False):
                 _claimed[id(self._sink)] = self._sink
             self._is_ours = True
+        if (acquire := getattr(self._sink, "acquire", None)) is not None:
+            try:
+                self._call("acquired", lambda: acquire(run, checkpoint))
+            except BaseException:
+                self.release()
+                raise
 
     def open(self, schema: pa.Schema, committed: Json, next: str) -> None:
-        self.claim()
         self._call("opened", lambda: self._sink.open(schema, committed, next))
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -75,8 +75,8 @@ class FileSource:
                 if found is not None:
                     break
         if found is None:
-            raise BadData(f"the files of {listing} are all empty, so their columns are unknown", at=at,
-                          hint="give schema=")
+            raise BadData(f"the files of {listing} have no rows, so the types of their columns are unknown", at=at,
+                          hint="give schema=, with all columns and their types")
         if schema is not None:
             found = pa.schema([column for column in schema if column.name not in parts.schema.names])
         return FileSource(format, listing, found.remove_metadata(), parts, bounded=not follow)

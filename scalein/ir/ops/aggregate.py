@@ -14,6 +14,7 @@ from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Call, Expr, Named, NamedAgg, columns, type_of
 from scalein.ir.functions.registry import can_fail, has_host
+from scalein.ir.internal_names import is_internal
 from scalein.ir.ops.base import Op, Unary
 from scalein.ir.ops.predicates import is_same_within_group, over
 from scalein.ir.physical import Node, Pipeline, WindowAggregate, identity
@@ -76,7 +77,8 @@ class Aggregate(Unary):
 
     def _detail(self) -> str:
         by = [show_named(key) for key in self.keys] + ([show_window(self.window)] if self.window is not None else [])
-        aggs = ", ".join(f"{named.name} = {show_agg(named.agg)}" for named in self.aggs)
+        aggs = ", ".join(show_agg(named.agg) if is_internal(named.name) else f"{named.name} = {show_agg(named.agg)}"
+                         for named in self.aggs)
         return (f"by {', '.join(by)}" if by else "all") + (f": {aggs}" if aggs else "")
 
     def wrong(self) -> Iterator[str]:

@@ -28,7 +28,7 @@ from scalein.connectors.formats.parquet import Parquet
 from scalein.connectors.in_memory import Batches
 from scalein.connectors.sources.files import FileSource
 from scalein.connectors.sources.read_ahead import ReadTask, read_ahead
-from scalein.errors import BadArgument, InternalError, SourceLoc, here
+from scalein.errors import BadArgument, InternalError, SourceLoc, here, locating
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
@@ -93,7 +93,8 @@ def scan_source(source: ops.Source, map_reduce: MapReduce, spark: SparkSession,
     connected = data.project(columns).where(map_reduce.scan_conditions)
     step: Step
     if isinstance(connected.source, FileSource):
-        splits = assign_splits(*file_splits(connected.source), parallelism(spark))
+        with locating(source.at):
+            splits = assign_splits(*file_splits(connected.source), parallelism(spark))
         step, count = ScanFiles(connected.name, connected.source, tuple(map(tuple, splits)), source.at), len(splits)
     else:
         names = tuple(connected.partitions())
@@ -188,7 +189,7 @@ def _read_fraction(path: str, columns: list[str]) -> float | None:
     """The fraction of a Parquet file's bytes in some columns, by its first row group; None if there is none."""
     import pyarrow.parquet as pq
 
-    with reading(path), pq.ParquetFile(path, memory_map=True) as file:
+    with reading(path, "parquet"), pq.ParquetFile(path, memory_map=True) as file:
         if not file.metadata.num_row_groups or not columns:
             return None
         # Read first: in a damaged file pyarrow's reader raises, while its metadata crash the process.

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc, StoreFailed
+from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc, StoreFailed, warn
+from scalein.exec.event_time import outlier_warning
 from scalein.spark.key_groups import KEY_GROUPS
 from scalein.spark.serialize import BroadcastPlan
 from scalein.spark.streaming.event_time import Clock
@@ -54,6 +55,17 @@ class StreamSpec:
     at: SourceLoc
 
 
+@dataclass
+class Totals:
+    """Counts of the batches since the start of a stream."""
+
+    batches: int = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    late_rows: int = 0
+    timeless_rows: int = 0
+
+
 class Coordinator:
     """Runs and commits the batches of a stream. It holds the checkpoint until `close`."""
 
@@ -61,7 +73,8 @@ class Coordinator:
         self._spec, self._broadcast = spec, broadcast
         self.partitions = spec.partitions
         self.progress: dict[str, object] | None = None
-        self._has_warned = False
+        self.totals = Totals()
+        self._has_warned_of_late_rows = self._has_warned_of_outliers = False
         self._manifests = Manifests(spec.location)
         self._manifests.acquire(spec.at)
         self._opened: list[Committer] = []
@@ -75,12 +88,12 @@ class Coordinator:
         """Resume from the last manifest, if there is one."""
         spec, location = self._spec, self._spec.location
         self._last = self._manifests.newest()
-        self._clock, self._runs, self._previous_files = Clock(), list[Run](), set[str]()
+        self.clock, self._runs, self._previous_files = Clock(), list[Run](), set[str]()
         committed: dict[str, Json] = {}
         if self._last is not None:
             try:
                 self._check_same(as_list(self._last["flow"]))
-                self._clock = Clock.from_json(self._last["clock"])
+                self.clock = Clock.from_json(self._last["clock"])
                 self._runs = [Run.from_json(each) for each in as_list(self._last["runs"])]
                 committed = as_map(self._last["output"])
                 self._previous_files = self._needed_files(self._runs, committed)
@@ -88,9 +101,12 @@ class Coordinator:
                 raise Damaged("a manifest has unexpected content", found=repr(error),
                               file=location.uri_of(key_of(self._last).name)) from error
         self._last = self._manifests.adopt(self._last)  # before anything of earlier starts is removed
-        for role, committer in spec.committers.items():
-            committer.open(self._committed(role, committed), f"{self._manifests.name}-{self._manifests.start}")
+        run = f"{self._manifests.name}-{self._manifests.start}"
+        for committer in spec.committers.values():
             self._opened.append(committer)
+            committer.claim(run, location.uri)
+        for role, committer in spec.committers.items():
+            committer.open(self._committed(role, committed), run)
 
     def _committed(self, role: str, output: dict[str, Json]) -> Json:
         """The entry of an output in a manifest, if it was of the same kind."""
@@ -149,7 +165,7 @@ class Coordinator:
         started, partitions = time.monotonic(), self.partitions
         spec, prefix = self._spec, f"{self._manifests.name}-{number:010}"
         sinks = {role: committer.task_sink for role, committer in spec.committers.items()}
-        result = run_tasks(MicroBatch(self._broadcast, spec.input.flow_types, prefix, partitions, self._clock,
+        result = run_tasks(MicroBatch(self._broadcast, spec.input.flow_types, prefix, partitions, self.clock,
                                       tuple(self._runs), spec.location, spec.migration, sinks))
         results = [result.tasks[task] for task in sorted(result.tasks)]
         runs, clock = self._state_after(results, partitions)
@@ -165,11 +181,26 @@ class Coordinator:
         needed = self._needed_files(runs, output)
         self._check_visible(runs, needed - {run.file for run in runs})
         self._last = self._manifests.publish(number, content)
-        self._runs, self._clock = runs, clock
+        self._runs, self.clock = runs, clock
         self._commit(spark)
         self._manifests.remove_unreferenced(needed, self._previous_files)
         self._previous_files = needed
         self.progress = {**progress, "duration_s": round(time.monotonic() - started, 3)}
+        self.totals = Totals(self.totals.batches + 1, *(
+            getattr(self.totals, name) + as_int(progress[name])
+            for name in ("rows_in", "rows_out", "late_rows", "timeless_rows")))
+
+    @property
+    def next_end(self) -> int | None:
+        """The end of the first open window that has rows."""
+        watermark, lateness, runs = self.clock.watermark, self._spec.plan.lateness, self._runs
+        slices = [(run.oldest, run.newest) for run in runs if run.oldest is not None and run.newest is not None]
+        if lateness is None or not slices:
+            return None
+        oldest, newest = min(oldest for oldest, _ in slices), max(newest for _, newest in slices)
+        if watermark is not None and newest < lateness.least_open(watermark):
+            return None
+        return lateness.next_end(oldest if watermark is None else max(oldest, watermark))
 
     def _check_visible(self, runs: list[Run], others: set[str]) -> None:
         """Files that tasks wrote must be visible to the driver, or the tasks of the next batch will not find them."""
@@ -184,9 +215,9 @@ class Coordinator:
 
     def _state_after(self, results: list[TaskResult], partitions: int) -> tuple[list[Run], Clock]:
         if self._spec.plan.mode == "rowwise":
-            return [], self._spec.plan.advance_clock(self._clock, time_summaries(results))
+            return [], self._spec.plan.advance_clock(self.clock, time_summaries(results))
         if not results:  # a batch without partitions
-            return self._runs, self._clock
+            return self._runs, self.clock
         clocks = [Clock.from_json(each["clock"]) for each in results]
         if len(results) != partitions or len(set(clocks)) > 1:
             raise InternalError("the results of a batch's tasks do not agree", found=f"{len(results)} of {partitions}")
@@ -195,8 +226,12 @@ class Coordinator:
     def _progress(self, results: list[TaskResult], number: int, partitions: int, runs: list[Run],
                   clock: Clock) -> dict[str, Json]:
         rows, timeless, late, failed = batch_totals(results, self._spec.plan.mode).values()
-        if late and "late" not in self._spec.committers and not self._has_warned:
-            self._has_warned = True
+        text = outlier_warning(clock.outlier_rows - self.clock.outlier_rows, rows)
+        if text is not None and not self._has_warned_of_outliers:
+            self._has_warned_of_outliers = True
+            warn(text, self._spec.at)
+        if late and "late" not in self._spec.committers and not self._has_warned_of_late_rows:
+            self._has_warned_of_late_rows = True
             warnings.warn(f"{late} rows came too late and were dropped; later ones are only counted: see "
                           'last_progress["late_rows"], or give late= a sink', RuntimeWarning, stacklevel=2)
         return {"batch_id": number, "partitions": partitions, "rows_in": rows,

@@ -7,7 +7,7 @@ after a crash either has had no effect, or is done, and then only its output is 
     <checkpoint>/manifests/0000000003-0000000007.json   of the third start, after batch 7: one line of JSON, and a line
                                                         with its checksum; after batch -1: no batch is done
     <checkpoint>/manifests/start-0000000003-<id>        claim of a driver, which may write until there is a later start
-    <checkpoint>/manifests/stream                       the stream's name over all starts, and their number
+    <checkpoint>/manifests/stream                       the stream's name over all starts, and the number of the first
     <checkpoint>/state/0000000003-<id>.arrow            runs of the third start; <id> is unique to a task's attempt
     <checkpoint>/output/0000000003-<id>.parquet         rows for a function that takes a DataFrame
     <checkpoint>/spark/                                 Spark's own: offsets and commits
@@ -28,17 +28,16 @@ unpickled. One thread at a time uses a `Manifests`.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import re
 import uuid
-import zlib
 from collections.abc import Iterable
 from typing import IO, NamedTuple
 
-from scalein.errors import Damaged, NewerFormat, SourceLoc, StoreFailed
+from scalein.errors import Damaged, Fenced, NewerFormat, SourceLoc, StoreFailed
 from scalein.storage.checked_json import Json, as_int
+from scalein.storage.local import lock_file
 from scalein.storage.object_store import MANIFESTS, OUTPUT, STATE, Location
+from scalein.storage.publish import seal, unseal
 
 FORMAT = 1
 RETAINED = 2
@@ -75,24 +74,23 @@ class Manifests:
         """Take ownership of the checkpoint as a new start."""
         self.location.create_folders(MANIFESTS, STATE, OUTPUT)
         if self.location.is_local:
-            self._lock = open(self.location.path(f"{MANIFESTS}/lock"), "ab")  # noqa: SIM115 (held until close)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                self.close()
+            self._lock = lock_file(self.location.path(f"{MANIFESTS}/lock"))
+            if self._lock is None:
                 raise StoreFailed("another stream is using this checkpoint", at=at, file=self.location,
-                                  hint="stop it first, or give another checkpoint") from error
+                                  hint="stop it first, or give another checkpoint")
             self.location.remove_temporary(MANIFESTS)
-        self.name, previous = self._stream()
+        known = self._stream()
+        self.name, previous = known or (uuid.uuid4().hex[:8], 0)
         self.location.start = self.start = self._claim(previous)
-        self.location.put(_STREAM, f"{self.name} {self.start}".encode())
+        if known is None:  # never again: HDFS replaces a file in two steps
+            self.location.put(_STREAM, f"{self.name} {self.start}".encode())
 
-    def _stream(self) -> tuple[str, int]:
-        """The stream's name over all its starts, and their number."""
+    def _stream(self) -> tuple[str, int] | None:
+        """The stream's name over all its starts, and the number of one of them; None before the first."""
         try:
             found = _STREAM_CONTENT.fullmatch(self.location.read(_STREAM).decode("ascii", "replace"))
         except FileNotFoundError:
-            return uuid.uuid4().hex[:8], 0
+            return None
         if found is None:
             raise Damaged("the name of a stream cannot be read", file=self.location.uri_of(_STREAM))
         return found[1], int(found[2])
@@ -119,7 +117,7 @@ class Manifests:
     def check_not_superseded(self) -> None:
         """Raise if there is a later start."""
         if max(self._starts(), default=0) != self.start:
-            raise StoreFailed("another driver has taken over this checkpoint", file=self.location,
+            raise Fenced("another driver has taken over this checkpoint", file=self.location,
                               hint="one of the two must end; this one has")
 
     def close(self) -> None:
@@ -148,18 +146,15 @@ class Manifests:
 
     def read(self, key: Key) -> dict[str, Json]:
         try:
-            text, _, checksum = self.location.read(key.name).partition(b"\n")
-            if checksum.strip() != b"%08x" % zlib.crc32(text):
-                raise ValueError("the checksum does not fit")
-            found = json.loads(text)
-            if not isinstance(found, dict) or key_of(found) != key:
+            found = unseal(self.location.read(key.name))
+            if key_of(found) != key:
                 raise ValueError("its content does not match its name")
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise Damaged("the manifest of a batch cannot be read", file=self.location.uri_of(key.name), found=error,
                           hint="restore the file, or start again with another checkpoint") from error
-        if not isinstance(found.get("format"), int) or found["format"] > FORMAT:
+        if not isinstance(version := found.get("format"), int) or version > FORMAT:
             raise NewerFormat("the checkpoint was written by a newer scalein", file=self.location.uri_of(key.name),
-                              found=found.get("format"), has=FORMAT)
+                              found=version, has=FORMAT)
         return found
 
     def adopt(self, last: dict[str, Json] | None) -> dict[str, Json] | None:
@@ -173,8 +168,7 @@ class Manifests:
         """Publish the manifest of a batch. An error may also follow the publication, if there is a later start."""
         self.check_not_superseded()
         found: dict[str, Json] = {**content, "format": FORMAT, "start": self.start, "batch": number}
-        text = json.dumps(found, separators=(",", ":")).encode()
-        self.location.put(Key(self.start, number).name, text + b"\n%08x\n" % zlib.crc32(text))
+        self.location.put(Key(self.start, number).name, seal(found))
         self.check_not_superseded()
         return found
 

@@ -23,6 +23,7 @@ from scalein.spark.errors import explain_error, explain_jvm_error, translate_err
 from scalein.spark.row_groups import RowGroups, coded_types
 from scalein.spark.serialize import BroadcastPlan, serialize
 from scalein.spark.streaming.coordinator import Coordinator, StreamSpec, checked_partitions
+from scalein.spark.streaming.diagnose import why_no_output
 from scalein.spark.streaming.inputs import READ_ALL_BYTES, READ_ALL_TEXT_BYTES, scan_of_batch
 from scalein.spark.streaming.tasks import (
     BLOCK_DDL,
@@ -120,6 +121,8 @@ class StreamJob:
         """Record the first error, unless it is that of a batch that a stop has cancelled."""
         if self._error is None and not self._is_cancelled:
             self._error = explain_error(error) or explain_jvm_error(error) or error
+            if isinstance(self._error, ScaleinError):
+                self._error.locate(self._spec.at)
 
     def _run_tasks(self, df: DataFrame, batch: MicroBatch, query: str) -> BatchResult:
         """Run the one action of a batch."""
@@ -218,10 +221,23 @@ class StreamJob:
 
     @property
     def last_progress(self) -> dict[str, object] | None:
-        """Metrics of the last batch since this start: rows, late rows, watermark, state, seconds, and which process
-        read its rows: "tasks" (compiled tasks read the files) or "spark" (rows came out of the JVM).
+        """Metrics of the last batch; None before the first one since this start.
+
+        `batch_id` is Spark's number of the batch, and `partitions` the number of tasks that held its state. Of this
+        batch are `rows_in` and `rows_out`, `late_rows` (whose windows were all closed), `failed_rows` (that went to the
+        sink of `on_error=`), `timeless_rows` (without an event time, so in no window), `duration_s` (seconds, the
+        commit included) and `read_by`: "tasks" if compiled tasks read the files themselves, "spark" if rows came out of
+        the JVM. After this batch are `watermark` (in units of the time column), `state_files` and `state_bytes` (of the
+        checkpoint's current state), and `outlier_rows`, counted since the first batch of the checkpoint: rows whose
+        time was too far ahead of the others to move the watermark.
         """
         return self._coordinator.progress
+
+    def why_no_output(self) -> str:
+        """Why nothing has come out since the start, in a few sentences: no rows, the watermark, outliers."""
+        if self.exception is not None:
+            return f"The stream has failed: {self.exception}"
+        return why_no_output(self._coordinator, self._spec.plan)
 
     @property
     def exception(self) -> BaseException | None:

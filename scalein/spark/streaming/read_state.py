@@ -7,6 +7,7 @@ rows. That is enough to finish groups, so no code of the flow is stored or run.
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from math import gcd
 from typing import Any
 
@@ -25,6 +26,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import Agg, Col, Named, NamedAgg
 from scalein.ir.partials import two_phase
 from scalein.ir.physical import Scan, WindowAggregate
+from scalein.ir.printer import aggregate_texts
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
 from scalein.options import Options
 from scalein.spark.streaming.event_time import least_open
@@ -38,7 +40,8 @@ from scalein.storage.object_store import parse_location
 def read_state(checkpoint: object) -> pa.Table:
     """The state of a stream after its last committed batch; the stream may be running.
 
-    Of groups these are the keys and the aggregates so far, also of open windows; of a distinct its rows so far.
+    Of groups these are the keys and the aggregates so far, also of open windows; of a distinct its rows so far. Of an
+    expression of aggregates these are the aggregates in it, under their own texts: `x.sum()`, `count()`.
     """
     at = here()
     location = parse_location(checkpoint, at)
@@ -75,7 +78,7 @@ def describe_state(plan: StreamPlan) -> Json:
                                     "slices": plan.slice_column,
                                     "columns": _schema_text(plan.state_schema)}
     if plan.map_reduce.kind != "partials":
-        description["aggregate"] = _describe_aggregate(plan.map_reduce.over_shuffled_rows)
+        description["aggregate"] = _describe_aggregate(plan.map_reduce.over_shuffled_rows, _shown_names(plan))
         return description
     final = two_phase(aggregate_node(compile_flow(plan.fragment.op))).final
     table = final.table
@@ -84,8 +87,11 @@ def describe_state(plan: StreamPlan) -> Json:
     fields = pa.schema([plan.map_reduce.shuffle_schema.field(name) for name in names])
     description["keys"] = _schema_text(fields)
     description["accumulators"] = [_describe_accumulator(acc) for acc in table.accs]
-    description["outputs"] = [[output.name, output.fn, [*output.accs]] for output in table.outputs]
-    outputs = Schema(tuple(Field(output.name, output.dtype, output.nullable) for output in table.outputs))
+    shown = _shown_names(plan)
+    description["outputs"] = [[shown.get(output.name, output.name), output.fn, [*output.accs]]
+                              for output in table.outputs]
+    outputs = Schema(tuple(Field(shown.get(output.name, output.name), output.dtype, output.nullable)
+                           for output in table.outputs))
     description["results"] = _schema_text(outputs.arrow)
     return description
 
@@ -96,7 +102,14 @@ def _describe_accumulator(acc: Acc) -> Json:
     return [acc.kind.value, *(columns + [_column(part) for part in acc.parts] if acc.parts else columns[:1])]
 
 
-def _describe_aggregate(op: ops.Aggregate) -> Json:
+def _shown_names(plan: StreamPlan) -> dict[str, str]:
+    """The names that users see of the internal columns of aggregates, where those are unique."""
+    texts, taken = aggregate_texts(plan.fragment.op), Counter(plan.fragment.op.schema.names)
+    taken.update(texts.values())
+    return {name: text for name, text in texts.items() if taken[text] == 1}
+
+
+def _describe_aggregate(op: ops.Aggregate, shown: dict[str, str]) -> Json:
     """An aggregation of columns: keys, the time of its window, and the function and arguments of each result."""
     aggs: list[Json] = []
     for each in op.aggs:
@@ -104,10 +117,11 @@ def _describe_aggregate(op: ops.Aggregate) -> Json:
         for param in each.agg.params:
             assert isinstance(param, str | int | float), param
             params.append(param)
-        aggs.append([each.name, each.agg.fn, [_column(arg) for arg in each.agg.args], params])
+        aggs.append([shown.get(each.name, each.name), each.agg.fn, [_column(arg) for arg in each.agg.args], params])
     return {"keys": [[key.name, _column(key.expr)] for key in op.keys],
             "time": None if op.window is None else _column(op.window.time), "aggs": aggs,
-            "results": _schema_text(op.schema.arrow)}
+            "results": _schema_text(pa.schema([field.with_name(shown.get(field.name, field.name))
+                                               for field in op.schema.arrow]))}
 
 
 def _column(expr: object) -> str:

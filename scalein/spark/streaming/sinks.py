@@ -174,6 +174,9 @@ class Committer(Protocol):
     kind: str
     task_sink: TaskSink
 
+    def claim(self, run: str, checkpoint: str) -> None:
+        """Take what the sink writes to for a start of the stream."""
+
     def open(self, committed: Json, next_prefix: str) -> None: ...
 
     def prepare(self, prefix: str, results: list[Json], blocks: list[pa.Buffer]) -> Json:
@@ -195,6 +198,9 @@ class FileCommitter:
         self.kind = f"files {sink.path}"  # a sink of another folder cannot commit what is staged in this one
         self._sink, self._schema, self._role, self._job, self._commits = sink, schema, role, "", 0
         self.task_sink: TaskSink = StagedFiles(sink, schema, role)
+
+    def claim(self, run: str, checkpoint: str) -> None:
+        self._sink.acquire(run, checkpoint)
 
     def open(self, committed: Json, next_prefix: str) -> None:
         prefix = _role_prefix(next_prefix, self._role)
@@ -226,6 +232,9 @@ class DriverCommitter:
         self.kind = self._sink.kind
         self.task_sink: TaskSink = RowsToDriver()
 
+    def claim(self, run: str, checkpoint: str) -> None:
+        self._sink.claim(run, checkpoint)
+
     def open(self, committed: Json, next_prefix: str) -> None:
         self._sink.open(self._schema, committed, next_prefix)
 
@@ -253,6 +262,9 @@ class FunctionCommitter:
         self._function, self._location = function, location
         self._spark_schema = spark_schema(schema, at)
         self.task_sink: TaskSink = CheckpointFiles(location, spark_arrow_schema(schema, at))
+
+    def claim(self, run: str, checkpoint: str) -> None:
+        pass  # the function's own matter
 
     def open(self, committed: Json, next_prefix: str) -> None:
         pass  # Spark repeats a batch whose function did not return

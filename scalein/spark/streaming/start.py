@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from scalein.api.flow import Flow
 from scalein.connectors.base import Sink
-from scalein.errors import BadArgument, SourceLoc, here, type_name
+from scalein.errors import BadArgument, SourceLoc, here, locating, type_name
 from scalein.ir.passes.null_on_error import null_on_error
 from scalein.spark.file_scan import are_columns_plain
 from scalein.spark.serialize import read_static_tables
@@ -50,7 +50,8 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
 
     `emit` is "final" (a window when the watermark has passed its end) or "changes" (each group that a batch has
     changed, with a column `op`: insert, update or delete). `late` is "drop", "error", or a sink for rows that arrive
-    after all their windows have closed. A stream never ends by itself, so it does not close its last windows.
+    after all their windows have closed. A stream never ends by itself, so it does not close its last windows. If
+    nothing comes out, `job.why_no_output()` says why.
 
     A row in which an expression fails ends the stream, and would end it again at each start (`on_error="raise"`).
     "null" gives null where an expression fails; a sink receives the rows that fail, with the columns that the flow
@@ -91,8 +92,10 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
         committers["failed"] = make_committer(on_error, reads, "failed", location, at)
     spark_types = arrow_schema(stream_df.schema, at, reads.names)
     input = StreamInput(spark_types, reads, plan.scan_conditions, are_columns_plain(stream_df.schema, reads.names))
-    return StreamJob(StreamSpec(plan, input, committers, location, checked_partitions(partitions, at),
-                                _trigger(trigger, stream_df, at), migration, at), stream_df)
+    spec = StreamSpec(plan, input, committers, location, checked_partitions(partitions, at),
+                      _trigger(trigger, stream_df, at), migration, at)
+    with locating(at):
+        return StreamJob(spec, stream_df)
 
 
 def _policy(name: str, argument: object, policies: tuple[str, str], at: SourceLoc) -> str:

@@ -29,7 +29,7 @@ from scalein.exec.bounded import Program
 from scalein.exec.changelog import OP, changelog_rows
 from scalein.exec.changelog import check as check_changes
 from scalein.exec.compatibility import signature
-from scalein.exec.event_time import extent, outlier_distance
+from scalein.exec.event_time import NO_TIMES, TimeSummary, extent, max_gap_of, merge_summaries, summarize
 from scalein.exec.fragments import Fragment, SourceEdge, cut, over, placeholder
 from scalein.exec.lateness import Lateness
 from scalein.exec.operator import Context, FragmentRunner, Morsel, reads
@@ -39,7 +39,7 @@ from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.options import Options
 from scalein.spark.map_reduce import MapReduce
 from scalein.spark.row_groups import coded_types
-from scalein.spark.streaming.event_time import Clock, TimeSummary, advance, summarize_times
+from scalein.spark.streaming.event_time import Clock
 from scalein.storage.checked_json import Json
 
 SLICE = "#slice"  # the start of the time slice of a buffered row
@@ -53,14 +53,13 @@ class MapSummary:
     timeless: int = 0
     late_rows: int = 0
     failed_rows: int = 0
-    times: list[TimeSummary] = field(default_factory=list)
+    times: TimeSummary = NO_TIMES
     late: list[pa.RecordBatch] = field(default_factory=list)  # if late rows have a sink
     failed: list[pa.RecordBatch] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Json]:
         return {"rows": self.rows, "timeless": self.timeless, "late_rows": self.late_rows,
-                "failed_rows": self.failed_rows,
-                "times": [[each.rows, each.near, each.far, each.middle, each.believed] for each in self.times]}
+                "failed_rows": self.failed_rows, "times": self.times.to_json()}
 
 
 class StreamPlan:
@@ -82,7 +81,7 @@ class StreamPlan:
                                   step="group_by", hint='use tumbling windows, or emit="final"')
         self.sends_late = late == "sink"
         dtype = None if self.watermark_op is None else edge.timed.schema[self.watermark_op.column].dtype
-        self.outlier_distance = None if dtype is None else outlier_distance(dtype)
+        self.max_gap = None if dtype is None else max_gap_of(dtype)
 
     def __reduce__(self) -> tuple[object, ...]:
         return StreamPlan, (self._op, self.emit, self._late, self._on_error, self._at)
@@ -213,7 +212,7 @@ class StreamPlan:
         """The clock after a batch, from the summaries of its tasks."""
         if self.watermark_op is None:
             return clock
-        return advance(clock, summaries, self.outlier_distance, self.watermark_op.delay)
+        return clock.advance(summaries, self.max_gap, self.watermark_op.delay)
 
     def changelog_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Results that are final: inserts of a changelog if emit="changes"."""
@@ -299,7 +298,8 @@ class StreamPlan:
             if within is None:
                 yield Morsel(batch, watermark)
                 continue
-            summary.times.append(summarize_times(times, within, clock.greatest, self.outlier_distance))
+            found = summarize(times, within, clock.greatest, self.max_gap)
+            summary.times = merge_summaries([summary.times, found], self.max_gap).bounded()
             yield Morsel(batch, watermark, self.watermark_op.column if self._times is None else "", *within)
 
     def _times_of(self, batch: pa.RecordBatch, options: Options) -> pa.Array:

@@ -24,13 +24,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from scalein.exec.event_time import TimeSummary
 from scalein.options import Options
 from scalein.spark.batch.tasks import COALESCED_BYTES, task_options
 from scalein.spark.key_groups import key_group_ranges
 from scalein.spark.row_groups import RowGroups
 from scalein.spark.serialize import BroadcastPlan
 from scalein.spark.shuffle import coalesce_batches, decode_block, encode_block, route, rows_of_target, target_ids
-from scalein.spark.streaming.event_time import Clock, TimeSummary
+from scalein.spark.streaming.event_time import Clock
 from scalein.spark.streaming.reduce_side import ReduceInput, Reducer
 from scalein.spark.streaming.runs import Run, retain_only
 from scalein.spark.streaming.sinks import TaskSink, TaskWriter
@@ -233,7 +234,7 @@ def reducer(plan: StreamPlan, options: Options) -> Reducer:
 
 def time_summaries(results: Iterable[TaskResult]) -> list[TimeSummary]:
     """The time summaries of tasks."""
-    return [TimeSummary(*each) for task in results for each in task["times"]]
+    return [TimeSummary.from_json(task["times"]) for task in results]
 
 
 @dataclass
