@@ -234,7 +234,9 @@ def test_functions_of_numpy_and_math_that_have_an_equal(
     (lambda x: si.flow(pl.Schema({"x": pl.Int64})), "to_arrow"),
     (lambda x: si.flow(pd.DataFrame({"x": [1]}).dtypes), "from_pandas"),
     (lambda x: si.flow(EMPTY.empty_table()), r"\.schema"),
-    (lambda x: x.str.strptime("%Y", pa.date32()), "after the type"),
+    (lambda x: x.str.strptime("%Y", pa.date32()), "after the type"), (lambda x: FLOW.select(x.abs), "parentheses"),
+    (lambda x: FLOW.select(y=x.dt.year), "parentheses"), (lambda x: FLOW.group_by("x").agg(x.sum), "parentheses"),
+    (lambda x: FLOW.group_by("x", as_index=False), "no option 'as_index'(.|\n)*leave it out"),
 ])  # fmt: skip
 def test_slips_are_answered_at_their_line(slip: Callable[[Column], object], says: str) -> None:
     with pytest.raises(BadArgument, match=says) as caught:

@@ -171,7 +171,7 @@ def as_item(item: object, scope: Scope) -> Column:
     if isinstance(item, list | tuple | set):
         hint = f"unpack it: {scope.step}(*names)"
     elif scope.step == "filter" or not isinstance(item, PLAIN):
-        hint = f'write it with scalein.col: {scope.step}(col("x") > 1)'
+        hint = hint_for_object(item) or f'write it with scalein.col: {scope.step}(col("x") > 1)'
     raise BadArgument(f"{scope.step} takes columns and their names", at=scope.at, found=found, hint=hint)
 
 

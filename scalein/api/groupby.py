@@ -14,6 +14,7 @@ from scalein.api.windows import WindowSpec, resolve_window
 from scalein.errors import BadArgument, BadName, WrongType, here
 from scalein.ir.exprs import Agg, AggregateResult, Col, Expr, Named, NamedAgg, type_of, walk
 from scalein.ir.internal_names import internal
+from scalein.ir.literals import hint_for_object
 from scalein.ir.ops import Aggregate, Op, Project, Window
 from scalein.ir.resolve import Scope, column, resolve, resolve_agg
 from scalein.ir.unify import nested_hint
@@ -132,7 +133,7 @@ def _how_to_write(given: object) -> str:
         case Column():
             return "for example col(...).sum(), .first() or si.count()"
         case _:
-            return "write it with scalein's col: col(...).sum(), .first() or si.count()"
+            return hint_for_object(given) or "write it with scalein's col: col(...).sum(), .first() or si.count()"
 
 
 def group(op: Op, keys: Iterable[object], named: Mapping[str, object], wrap: type[Flow]) -> GroupBy:
@@ -144,6 +145,9 @@ def group(op: Op, keys: Iterable[object], named: Mapping[str, object], wrap: typ
     if misnamed is not None:
         raise BadArgument("a window has no name: it adds window_start and window_end", at=scope.at,
                           found=f"{misnamed}={named[misnamed]!r}", hint="give it without a name")
+    option = next((name for name, key in named.items() if name in hints.NO_KEYS and isinstance(key, bool)), None)
+    if option is not None:
+        raise BadArgument(f"group_by has no option {option!r}", at=scope.at, hint=hints.NO_KEYS[option])
     if len(windows) > 1:
         raise BadArgument("group_by takes one window", at=scope.at, found=", ".join(map(repr, windows)),
                           hint="aggregate over one, then group the result by the other")

@@ -125,6 +125,12 @@ FLOW = {
     "dropna": 'use filter(col("x").is_not_null())', "fillna": 'use with_columns(col("x").fill_null(...))',
     "fill_null": 'use with_columns(col("x").fill_null(...))', "printSchema": "use schema", "dtypes": "use schema",
     "subtract": 'use join(..., how="anti")', "intersect": 'use join(..., how="semi")',
+    "sample": 'use filter(col("x").hash() % 100 == 0)',
+    "pivot": 'use group_by(...).agg(a=col("x").sum().filter(col("k") == "a"))',
+    **dict.fromkeys(("melt", "unpivot"), "use select(...).union(...)"), "is_empty": "use count() == 0",
+    **dict.fromkeys(("with_row_index", "with_row_count"), "rows have no numbers; sort puts them into an order"),
+    "to_df": "use collect().to_pandas()", **dict.fromkeys(("iloc", "loc"), "use limit(n), or filter(condition)"),
+    "info": "use schema, or describe()", "save": "use write_parquet(path)", "append": "use union",
     "null_count": "use describe()", "value_counts": "use group_by(name).agg(si.count())",
     **dict.fromkeys(("corr", "cov"), "use group_by().agg(si.corr(x, y)), or si.cov"),
     "withWatermark": "use with_watermark", "lazy": "a flow is lazy already", "summary": "use describe",
@@ -221,6 +227,13 @@ GROUP_BY = {
     **dict.fromkeys(("apply", "map_groups", "applyInPandas", "pivot"), "there is only .agg(...)"),
 }  # fmt: skip
 
+# Options of other libraries' group_by, which would be keys here.
+NO_KEYS = {
+    "as_index": "keys are columns: leave it out", "maintain_order": "groups have no order: sort(...) after agg",
+    "sort": "groups have no order: sort(...) after agg", "dropna": "null is a key like others: filter it before",
+    "observed": "groups are those that have rows: leave it out", "group_keys": "keys are columns: leave it out",
+}  # fmt: skip
+
 MODULE = {
     "concat": "use flow.union(other)", "union": "use flow.union(other)",
     **dict.fromkeys(("concat_ws", "format"), "use concat_str(..., separator=...)"), "greatest": "use max_horizontal",
@@ -241,6 +254,12 @@ MODULE = {
     **dict.fromkeys(("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float32", "Float64",
                      "Utf8", "String", "Boolean", "Date", "Datetime", "Duration", "Decimal", "IntegerType", "LongType",
                      "DoubleType", "StringType"), 'use a type of pyarrow or its name: pa.int64(), "int64"'),
+    **dict.fromkeys(("row_number", "rank", "lag", "lead"), _ALONE), "Series": "use from_arrow({...})",
+    **dict.fromkeys(("session", "cumulate"), "there are tumbling and sliding windows"),
+    **dict.fromkeys(("read_sql", "read_database", "read_excel", "read_delta"),
+                    "read it with its own library, and begin with from_arrow(table)"),
+    **dict.fromkeys(("functions", "F"), "functions are methods of col(...)"),
+    "sql": "there is no SQL yet; write it with methods",
     "all": "use flow.columns, which has the names", "expr": "write the expression with col(...)",
     "len": "use count()", "date_trunc": 'use col("x").dt.truncate(every)', "xxhash64": 'use col("x").hash()',
     "explode": "use flow.explode(name)", "desc": "use flow.sort(column, descending=True)",
@@ -316,8 +335,9 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     "sliding": {"": 'use sliding("time", "10s", every="2s")'},
     "read_csv": {**_SELECTED, **_TYPES, **dict.fromkeys(("sep", "separator"), "use delimiter="),
                  **dict.fromkeys(("header", "has_header", "names"), "the first line has the names")},
+    "read_json": {**_SELECTED, **_TYPES, "lines": "it always reads one JSON object a line"},
     **{f"read_{kind}": {**_SELECTED, **_TYPES, "filters": "use .filter(...) of the flow, which skips what it can"}
-       for kind in ("parquet", "json", "ipc")},
+       for kind in ("parquet", "ipc")},
     **{f"to_{kind}": _DIRECTORY for kind in ("parquet", "csv", "json", "ipc")},
 }  # fmt: skip
 

@@ -42,6 +42,7 @@ _OBJECTS = {
     "scalein.Flow": 'a flow is not a column: col("x") is, and flow.join(other, on=...) brings two flows together',
     **dict.fromkeys(("polars.Expr", "pyspark.Column", "duckdb.Expression"),
                     "write it with scalein's col: expressions of other libraries do not mix with it"),
+    "method": "call the method, with parentheses: col(...).sum()",
     **dict.fromkeys(("pandas.Series", "polars.Series"), "put it into the table that the flow begins with"),
 }  # fmt: skip
 

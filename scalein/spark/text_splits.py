@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from scalein.spark.row_groups import ScannedFile, assign_splits
+from scalein.spark.row_groups import ScannedFile, Skipped, assign_splits
 
 BLOCK_BYTES = 4 << 20  # read and converted at a time
 SPLIT_BYTES = 32 << 20
@@ -48,6 +48,11 @@ class TextSplits:
     lines: Lines
     splits: tuple[tuple[str, int, int], ...]  # the lines of a file that start at these offsets
     sizes: tuple[int, ...]
+
+    @property
+    def skipped(self) -> Skipped:
+        """None of the rows: text has no statistics."""
+        return Skipped()
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """All rows, read by one thread. Raises NotPlain, perhaps after some rows."""

@@ -8,7 +8,7 @@ before it runs for Parquet (`row_groups.py`), and by tasks for text (`text_split
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,7 +16,8 @@ import pyarrow as pa
 from scalein.connectors.formats.statistics import Condition
 from scalein.spark.file_scan import are_settings_plain, files_of_batch, text_of_batch
 from scalein.spark.file_scan import scan_of_batch as file_scan_of_batch
-from scalein.spark.row_groups import RowGroups, plan_row_groups
+from scalein.spark.row_groups import RowGroups, ScannedFile, TimeColumn, plan_row_groups
+from scalein.spark.streaming.event_time import Clock
 from scalein.spark.text_splits import TextSplits, plan_text
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class StreamInput:
     spark_types: pa.Schema  # in the types in which Spark sends them
     flow_types: pa.Schema
     conditions: Sequence[Condition]  # rows for which one does not hold need not be read
+    time: TimeColumn | None  # whose times advance the watermark nevertheless
     is_plain: bool  # Spark's columns have no default values or other attributes
 
 
@@ -49,17 +51,25 @@ class BatchScan:
         self.metric.add(rows)
 
 
-def scan_of_batch(spark: SparkSession, query_session: SparkSession, query: str, input: StreamInput) -> BatchScan | None:
+def scan_of_batch(spark: SparkSession, query_session: SparkSession, query: str, input: StreamInput,
+                  clock: Clock) -> BatchScan | None:
     """The files of a query's current batch, if tasks may be able to read them; else None.
 
-    `spark` is the session that the query was started in, `query_session` the query's own copy of it.
+    `spark` is the session that the query was started in, `query_session` the query's own copy of it; `clock` is the
+    event time before the batch.
     """
     scan = file_scan_of_batch(spark, query) if input.is_plain else None
     if scan is None or not are_settings_plain(query_session):
         return None
     rows: RowGroups | TextSplits | None = None
     if (files := files_of_batch(scan)) is not None:
-        rows = plan_row_groups(files, input.spark_types, input.conditions, input.flow_types)
+        rows = row_groups_of(files, input, clock)
     elif (found := text_of_batch(scan, query_session)) is not None:
         rows = plan_text(found[0], input.spark_types, found[1])
     return None if rows is None else BatchScan(rows, scan.metrics().apply("numOutputRows"))
+
+
+def row_groups_of(files: Sequence[ScannedFile], input: StreamInput, clock: Clock) -> RowGroups | None:
+    """The row groups of some files that a batch needs to read, if tasks can read them; else None."""
+    time = None if input.time is None else replace(input.time, known=clock.greatest)
+    return plan_row_groups(files, input.spark_types, input.conditions, input.flow_types, time)
