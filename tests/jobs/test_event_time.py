@@ -202,7 +202,7 @@ def test_gaps_and_outliers_are_those_of_the_oracle(given: list[tuple[str, list[i
     events += [Batch(seconds(*(3600 * hour for hour in some)), name) for name, some in given]
     trace = streams.run(build(si.flow(seconds().schema)), [*events, End("a"), End("b")])
     stream, out = Stream({name: [seconds()] for name in "ab"}, ends=False), si.to_memory()
-    with using(RandomSchedule(seed)):
+    with Clock(), using(RandomSchedule(seed)):  # no partition becomes idle
         job = build(si.from_source(stream)).start(sink=out, workers=workers)
         try:
             for step, event in enumerate(events[2:], 2):
@@ -253,8 +253,9 @@ def test_many_outliers_warn_once_and_say_why_windows_stay_open() -> None:
         for batch, rows in zip(batches, (41, 43, 45), strict=True):
             stream.push("all", batch)
             read(job, rows)
-    assert [str(each.message)[:40] for each in caught] == ["1 of 2 rows of a batch are outliers: the"]
-    assert "filter these rows out before with_watermark" in str(caught[0].message)
+    found = [str(each.message) for each in caught if "outliers" in str(each.message)]
+    assert [text[:36] for text in found] == ["1 of 2 rows of a batch are outliers:"]
+    assert "filter these rows out before with_watermark" in found[0]
     assert job.metrics()["outlier_rows"] == 3
     assert job.why_no_output() == (
         "The first open window ends at 1970-01-01 01:00:00 and the watermark is at 1970-01-01 00:04:10: it closes when "
@@ -266,13 +267,14 @@ def test_many_outliers_warn_once_and_say_why_windows_stay_open() -> None:
 def test_a_partition_that_holds_the_watermark_back_is_named() -> None:
     stream = Stream({"a": [seconds(0, 9000)], "b": [seconds()]}, ends=False)
     flow = si.from_source(stream).with_watermark("t", "0s").group_by(si.tumbling("t", "1h")).agg(n=si.count())
-    job = flow.start(sink=si.to_memory())
-    read(job, 2)
-    assert job.why_no_output() == "There is no watermark yet: no row with a time has come from partition b."
-    stream.push("b", seconds(10))
-    read(job, 3)
-    assert job.why_no_output().endswith("Partition b holds it back, as its times are the earliest.")
-    job.stop()
+    with Clock():  # no partition becomes idle
+        job = flow.start(sink=si.to_memory())
+        read(job, 2)
+        assert job.why_no_output() == "There is no watermark yet: no row with a time has come from partition b."
+        stream.push("b", seconds(10))
+        read(job, 3)
+        assert job.why_no_output().endswith("Partition b holds it back, as its times are the earliest.")
+        job.stop()
 
 
 def test_a_batch_that_is_half_read_resumes(tmp_path: Path) -> None:

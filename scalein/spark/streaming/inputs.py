@@ -8,7 +8,7 @@ Spark still lists the files, numbers the batches and stores the offsets; its pla
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,7 +16,8 @@ import pyarrow as pa
 from scalein.connectors.formats.statistics import Condition
 from scalein.spark.file_scan import are_settings_plain, files_of_batch
 from scalein.spark.file_scan import scan_of_batch as file_scan_of_batch
-from scalein.spark.row_groups import RowGroups, plan_row_groups
+from scalein.spark.row_groups import RowGroups, ScannedFile, TimeColumn, plan_row_groups
+from scalein.spark.streaming.event_time import Clock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +33,7 @@ class StreamInput:
     spark_types: pa.Schema  # in the types in which Spark sends them
     flow_types: pa.Schema
     conditions: Sequence[Condition]  # rows for which one does not hold need not be read
+    time: TimeColumn | None  # whose times advance the watermark nevertheless
     is_plain: bool  # Spark's columns have no default values or other attributes
 
 
@@ -47,14 +49,22 @@ class BatchScan:
         self.metric.add(rows)
 
 
-def scan_of_batch(spark: SparkSession, query_session: SparkSession, query: str, input: StreamInput) -> BatchScan | None:
+def scan_of_batch(spark: SparkSession, query_session: SparkSession, query: str, input: StreamInput,
+                  clock: Clock) -> BatchScan | None:
     """The row groups of a query's current batch, if tasks can read them; else None.
 
-    `spark` is the session that the query was started in, `query_session` the query's own copy of it.
+    `spark` is the session that the query was started in, `query_session` the query's own copy of it; `clock` is the
+    event time before the batch.
     """
     scan = file_scan_of_batch(spark, query) if input.is_plain else None
     files = None if scan is None or not are_settings_plain(query_session) else files_of_batch(scan)
     if scan is None or files is None:
         return None
-    row_groups = plan_row_groups(files, input.spark_types, input.conditions, input.flow_types)
+    row_groups = row_groups_of(files, input, clock)
     return None if row_groups is None else BatchScan(row_groups, scan.metrics().apply("numOutputRows"))
+
+
+def row_groups_of(files: Sequence[ScannedFile], input: StreamInput, clock: Clock) -> RowGroups | None:
+    """The row groups of some files that a batch needs to read, if tasks can read them; else None."""
+    time = None if input.time is None else replace(input.time, known=clock.greatest)
+    return plan_row_groups(files, input.spark_types, input.conditions, input.flow_types, time)

@@ -125,12 +125,14 @@ class StreamJob:
     def _run_tasks(self, df: DataFrame, batch: MicroBatch, query: str) -> BatchResult:
         """Run the one action of a batch."""
         with translate_errors():
-            found = scan_of_batch(self._session, df.sparkSession, query, self._spec.input)
+            found = scan_of_batch(self._session, df.sparkSession, query, self._spec.input, batch.clock)
             if found is None:
                 return self._read_by_spark(df, batch)
+            skipped = found.row_groups.skipped
+            batch = replace(batch, skipped_times=skipped.times)
             result = self._read_files(df.sparkSession, *self._with_dictionaries(batch, found.row_groups))
             found.report_rows(batch_totals([*result.tasks.values()], self._spec.plan.mode)["rows"])
-            return result
+            return replace(result, skipped=skipped)
 
     def _with_dictionaries(self, batch: MicroBatch, row_groups: RowGroups) -> tuple[MicroBatch, RowGroups]:
         """The batch with dictionaries in columns of text with few different values, and a plan for them."""
@@ -217,9 +219,10 @@ class StreamJob:
         batch are `rows_in` and `rows_out`, `late_rows` (whose windows were all closed), `failed_rows` (that went to the
         sink of `on_error=`), `timeless_rows` (without an event time, so in no window), `duration_s` (seconds, the
         commit included) and `read_by`: "tasks" if compiled tasks read the files themselves, "spark" if rows came out of
-        the JVM. After this batch are `watermark` (in units of the time column), `state_files` and `state_bytes` (of the
-        checkpoint's current state), and `outlier_rows`, counted since the first batch of the checkpoint: rows whose
-        time was too far ahead of the others to move the watermark.
+        the JVM; of `rows_in`, those in `row_groups_skipped` row groups of the files were not read, since none of them
+        passes the flow's filters. After this batch are `watermark` (in units of the time column), `state_files` and
+        `state_bytes` (of the checkpoint's current state), and `outlier_rows`, counted since the first batch of the
+        checkpoint: rows whose time was too far ahead of the others to move the watermark.
         """
         return self._coordinator.progress
 

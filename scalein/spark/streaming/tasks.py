@@ -17,17 +17,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from scalein.exec.event_time import TimeSummary
+from scalein.exec.event_time import NO_TIMES, TimeSummary
 from scalein.options import Options
 from scalein.spark.batch.tasks import COALESCED_BYTES, task_options
 from scalein.spark.key_groups import key_group_ranges
-from scalein.spark.row_groups import RowGroups
+from scalein.spark.row_groups import RowGroups, Skipped
 from scalein.spark.serialize import BroadcastPlan
 from scalein.spark.shuffle import coalesce_batches, decode_block, encode_block, route, rows_of_target, target_ids
 from scalein.spark.streaming.event_time import Clock
@@ -64,6 +64,7 @@ class MicroBatch:
     location: Location
     migration: str
     sinks: dict[str, TaskSink]  # of results ("out"), and perhaps of late and failed rows
+    skipped_times: TimeSummary = NO_TIMES  # of rows that no task reads
 
     def plan(self) -> StreamPlan:
         found = self.broadcast.value()
@@ -168,7 +169,7 @@ def _reduce(batch: MicroBatch, target: int, shuffled: list[pa.RecordBatch], othe
     """
     plan, groups = batch.plan(), key_group_ranges(batch.partitions)[target]
     runs = [part for run in batch.runs if (part := run.within(*groups)) is not None]
-    clock = plan.advance_clock(batch.clock, time_summaries(summaries))
+    clock = plan.advance_clock(batch.clock, [*time_summaries(summaries), batch.skipped_times])
     reduce_input = ReduceInput(groups, runs, batch.clock, clock, batch.migration)
     with _open_writers(batch, target) as writers:
         runs_after = reducer(plan, options).run(reduce_input, shuffled, batch.location, writers["out"].write)
@@ -304,6 +305,7 @@ class BatchResult:
     tasks: dict[int, TaskResult]
     rows: dict[str, list[pa.Buffer]]
     read_by: str  # "tasks" if these read the files of the batch, "spark" if its rows came out of the JVM
+    skipped: Skipped = field(default_factory=Skipped)
 
 
 def batch_totals(results: Sequence[TaskResult], mode: str) -> dict[str, int]:
