@@ -214,22 +214,22 @@ class CannotCompile(ScaleinError):
 class ComputeError(ScaleinError):
     """A live row for which an expression has no value: overflow, division by zero, impossible cast."""
 
-    _REMEDIES = (
-        (re.compile(r"impossible cast(?=.*\.cast\()"), "try_cast gives null instead"),
-        (re.compile("text that is no such time"), "try_strptime gives null instead"),
-        (re.compile("integer overflow in the sum"),
+    _REMEDIES = (  # patterns, which are compiled when an error is raised
+        (r"impossible cast(?=.*\.cast\()", "try_cast gives null instead"),
+        ("text that is no such time", "try_strptime gives null instead"),
+        ("integer overflow in the sum",
          "cast to a wider type first, such as pa.decimal128(38, 0) or pa.float64()"),
-        (re.compile(r"(integer|decimal) overflow in `.*\.cast\([^()]*\)`"),
+        (r"(integer|decimal) overflow in `.*\.cast\([^()]*\)`",
          "cast it first: try_cast gives null instead"),
-        (re.compile("integer overflow in `"),
+        ("integer overflow in `",
          "cast to a wider type first, or use try_add, try_sub or try_mul, which give null instead"),
-        (re.compile("division by zero in `"), "try_floordiv and try_mod give null instead"),
-        (re.compile("bytes that are not valid UTF-8"), "read the column as binary, or repair it where it is made"),
+        ("division by zero in `", "try_floordiv and try_mod give null instead"),
+        ("bytes that are not valid UTF-8", "read the column as binary, or repair it where it is made"),
     )
 
     def __init__(self, what: str, *, at: SourceLoc | None = None, hint: str | None = None, **facts: object) -> None:
         if hint is None:
-            hint = next((remedy for failure, remedy in self._REMEDIES if failure.match(what)), None)
+            hint = next((remedy for failure, remedy in self._REMEDIES if re.match(failure, what)), None)
         super().__init__(what, at=at, hint=hint, **facts)
 
 

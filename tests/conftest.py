@@ -1,10 +1,13 @@
-"""The golden fixture (text compared with a file that `pytest --update-golden` writes), and the seed of examples."""
+"""The golden fixture (text compared with a file that `pytest --update-golden` writes), the seed of examples, and the
+Spark session that all tests of a process share.
+"""
 
 from __future__ import annotations
 
 import difflib
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +91,22 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     name = re.sub(r"[^\w.=-]+", "_", request.node.name).strip("_")
     update = bool(request.config.getoption("--update-golden"))
     return Golden(_GOLDEN / Path(request.node.path).stem / f"{name}.txt", update)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """local[2], four shuffle partitions, times in UTC. One for each test process: it takes some seconds to start."""
+    from scalein.spark.errors import SparkFailed
+    from scalein.spark.session import java_version, session
+    from tests.spark.cluster import SHORT_LIVED
+
+    try:
+        java_version()
+    except SparkFailed as error:
+        pytest.skip(error.what)
+    started = session(cores=2, config={"spark.sql.shuffle.partitions": 4, "spark.driver.extraJavaOptions": SHORT_LIVED})
+    yield started
+    started.stop()
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:

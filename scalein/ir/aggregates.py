@@ -6,6 +6,7 @@ code: `llvm_backend/accumulators.py`. The precision of approximate ones: `SKETCH
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
@@ -27,7 +28,7 @@ class Typed(NamedTuple):
     args: Args
 
 
-class Aggregate:
+class Aggregate(ABC):
     """An aggregate of a group's rows. Where a group has no value, it is null, unless it is never null."""
 
     name: ClassVar[str]  # stable: checkpoints know it
@@ -53,13 +54,13 @@ class Aggregate:
         """
         return replace(agg, args=tuple(_only_where(where, arg) for arg in agg.args), nullable=not self.never_null)
 
+    @abstractmethod
     def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
         """What a group remembers; the first gives the value, and the second, if any, counts the values.
 
         `grouped` says that there are keys or a window: a group that exists has a row, so a column that cannot be null
         needs no count to tell "none".
         """
-        raise NotImplementedError
 
 
 def typed(agg: Agg, args: Args, where: Expr | None, grouped: bool) -> Agg:
@@ -207,10 +208,12 @@ class _Moments(Aggregate):
 
 class Var(_Moments):
     name, sql, duckdb = "var", ("VAR_SAMP", "VARIANCE"), "var_samp({0})"
+    spark = "var_samp"
 
 
 class Std(_Moments):
     name, sql, duckdb = "std", ("STDDEV_SAMP", "STDDEV"), "stddev_samp({0})"
+    spark = "stddev_samp"
 
 
 class _Pair(Aggregate):

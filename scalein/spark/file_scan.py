@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -26,8 +26,12 @@ from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.partition_columns import Values
 from scalein.errors import NOWHERE
 from scalein.spark.catalyst_filters import column_of, value_of
+from scalein.spark.csv_lines import CsvLines
+from scalein.spark.json_lines import JsonLines
 from scalein.spark.row_groups import RowGroups, ScannedFile, coded_types, plan_row_groups
+from scalein.spark.text_splits import Lines
 from scalein.spark.types import arrow_schema
+from scalein.spark.zones import session_zone
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +41,9 @@ if TYPE_CHECKING:
 
 MAX_FILES = 4096  # the driver reads their footers
 MAX_PARTITIONS = 1024  # the driver asks the JVM for the values of each
-_FORMAT = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
+_PARQUET = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
+_CSV = "org.apache.spark.sql.execution.datasources.csv.CSVFileFormat"
+_JSON = "org.apache.spark.sql.execution.datasources.json.JsonFileFormat"
 _INDEX = "org.apache.spark.sql.execution.datasources.InMemoryFileIndex"
 _SELECTING_OPTIONS = {"path", "paths", "basepath", "__globpaths__", "maxfilespertrigger", "maxbytespertrigger",
                       "latestfirst", "maxfileage", "filenameonly", "cleansource", "sourcearchivedir", "pathglobfilter",
@@ -48,12 +54,17 @@ _REQUIRED_SETTINGS = {"spark.sql.files.ignoreCorruptFiles": "false", "spark.sql.
                       "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
                       "spark.sql.parquet.int96TimestampConversion": "false",
                       "spark.sql.parquet.fieldId.read.enabled": "false"}  # fmt: skip
+_CSV_OPTIONS = {"header", "sep", "delimiter", "mode"}  # where all rows are well-formed, modes are the same
+_JSON_OPTIONS = {"mode"}
+_TEXT_SETTINGS = {"spark.sql.csv.parser.columnPruning.enabled": "true",
+                  "spark.sql.legacy.timeParserPolicy": "CORRECTED"}  # fmt: skip
+_CORRUPT_RECORD = "spark.sql.columnNameOfCorruptRecord"
 _ROW_WRAPPERS = ("WholeStageCodegenExec", "InputAdapter", "ColumnarToRowExec")
 
 
-def are_settings_plain(spark: SparkSession) -> bool:
+def are_settings_plain(spark: SparkSession, required: Mapping[str, str] = _REQUIRED_SETTINGS) -> bool:
     """Whether a session has no setting that changes what files mean."""
-    return all(spark.conf.get(name, value) == value for name, value in _REQUIRED_SETTINGS.items())
+    return all(spark.conf.get(name, value) == value for name, value in required.items())
 
 
 def are_columns_plain(struct: Any, names: Iterable[str]) -> bool:
@@ -141,16 +152,48 @@ def files_of_batch(scan: Any) -> tuple[ScannedFile, ...] | None:
         return None
 
 
+def text_of_batch(scan: Any, spark: SparkSession) -> tuple[tuple[ScannedFile, ...], Lines] | None:
+    """The files of a scan that `scan_of_batch` found, if they are text files that tasks may be able to read; else None.
+
+    `spark` is the session with the settings of the scan.
+    """
+    from py4j.protocol import Py4JError
+
+    try:
+        relation = scan.relation()
+        names = tuple(relation.dataSchema().fieldNames())
+        if not (are_settings_plain(spark, _TEXT_SETTINGS) and relation.partitionSchema().isEmpty()
+                and spark.conf.get(_CORRUPT_RECORD) not in names and len(set(names)) == len(names)):
+            return None
+        if (files := _files(relation, _JSON, _SELECTING_OPTIONS | _JSON_OPTIONS)) is not None:
+            return files, JsonLines(session_zone(spark))
+        if (files := _files(relation, _CSV, _SELECTING_OPTIONS | _CSV_OPTIONS)) is None:
+            return None
+        options = {name.lower(): str(relation.options().apply(name)) for name in _option_names(relation)}
+        separator = options.get("sep", options.get("delimiter", ","))
+        has_header = options.get("header", "false").lower()
+        return None if has_header not in ("true", "false") else (
+            files, CsvLines(names, separator, has_header == "true", session_zone(spark)))
+    except (Py4JError, AttributeError, TypeError, ValueError):
+        return None
+
+
 def _are_attributes(projection: Any) -> bool:
     return all(projection.apply(k).getClass().getSimpleName() == "AttributeReference" for k in range(projection.size()))
 
 
-def _files(relation: Any) -> tuple[ScannedFile, ...] | None:
-    """The files of a HadoopFsRelation; None if they are not plain Parquet files of the local file system."""
+def _option_names(relation: Any) -> list[str]:
+    return [name for name in relation.options().keySet().mkString("\n").split("\n") if name]
+
+
+def _files(relation: Any, file_format: str = _PARQUET,
+           options: Collection[str] = _SELECTING_OPTIONS) -> tuple[ScannedFile, ...] | None:
+    """The files of a HadoopFsRelation; None if they are of another format, have other options, or are not on the local
+    file system.
+    """
     location = relation.location()
-    options = {name.lower() for name in relation.options().keySet().mkString("\n").split("\n") if name}
-    if not (relation.fileFormat().getClass().getName() == _FORMAT and location.getClass().getName() == _INDEX
-            and options <= _SELECTING_OPTIONS and relation.bucketSpec().isEmpty()):  # fmt: skip
+    if not (relation.fileFormat().getClass().getName() == file_format and location.getClass().getName() == _INDEX
+            and all(name.lower() in options for name in _option_names(relation)) and relation.bucketSpec().isEmpty()):
         return None
     addresses = list(location.inputFiles())
     if len(addresses) > MAX_FILES:

@@ -14,6 +14,9 @@ Spark cannot read, are read if they are whole microseconds, and are an error oth
 
 Text with few different values is read as dictionaries by flows that are planned for that (`coded_types`): codes are
 cheaper to decode, to compare and to group by.
+
+Row groups in which a condition holds for no row are not read. If their times advance a watermark, these come from the
+statistics, and a row group is read where they do not say enough (`_skipped_times`).
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from scalein.connectors.formats.conversion import converts
 from scalein.connectors.formats.parquet import converted_batches
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.partition_columns import Values, with_constants
+from scalein.exec.event_time import NO_TIMES, TimeRange, TimeSummary, merge_summaries
 
 TASK_BYTES = 256 << 20  # of compressed files that a task reads, at least if there are enough cores
 BATCH_ROWS = 1 << 18
@@ -58,6 +62,24 @@ class ScannedFile:
 
 
 @dataclass(frozen=True)
+class TimeColumn:
+    """The column whose times advance a watermark, in rows that need not be read as well."""
+
+    name: str
+    max_gap: int | None  # by which event time advances from row to row at most
+    known: int | None = None  # the event time of earlier rows
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Row groups that are not read."""
+
+    row_groups: int = 0
+    rows: int = 0
+    times: TimeSummary = NO_TIMES  # of their rows, where these advance a watermark
+
+
+@dataclass(frozen=True)
 class RowGroups:
     """Row groups of Parquet files: the rows of a scan, or of one of its tasks."""
 
@@ -67,6 +89,7 @@ class RowGroups:
     rows: tuple[int, ...]
     values: Mapping[str, Values]  # of partition columns, by path
     coded: frozenset[str]  # columns of text with few different values in each
+    skipped: Skipped  # of the scan
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """All rows, decoded by one thread."""
@@ -133,11 +156,11 @@ def _read(path: str, file: Any, numbers: list[int], schema: pa.Schema, values: V
 
 
 def plan_row_groups(files: Sequence[ScannedFile], schema: pa.Schema, conditions: Sequence[Condition] = (),
-                    condition_types: pa.Schema | None = None) -> RowGroups | None:
+                    condition_types: pa.Schema | None = None, time: TimeColumn | None = None) -> RowGroups | None:
     """The row groups of some files, if tasks can read the columns of `schema`, in Spark's types, as it does; else None.
 
     Row groups in which one of the conditions holds for no row are left out; `condition_types` has the types of their
-    constants.
+    constants, and of `time`.
     """
     types = schema if condition_types is None else condition_types
     groups: list[RowGroup] = []
@@ -145,6 +168,8 @@ def plan_row_groups(files: Sequence[ScannedFile], schema: pa.Schema, conditions:
     rows: list[int] = []
     values: dict[str, Values] = {}
     coded = {field.name for field in schema if field.type == pa.string()}
+    skipped: list[int] = []  # rows of each
+    skipped_times: list[TimeSummary] = []
     for each in files:
         try:
             if not os.stat(each.path).st_size:  # Spark skips such files, too
@@ -155,23 +180,53 @@ def plan_row_groups(files: Sequence[ScannedFile], schema: pa.Schema, conditions:
             return None
         if names is None:
             return None
-        if not all(statistics.holds(test, each.values[test.column]) for test in conditions
-                   if test.column in each.values):
-            continue
-        stored_conditions = [test for test in conditions if test.column in names]
-        is_wanted = statistics.wanted(metadata, types, stored_conditions) if stored_conditions else None
+        is_wanted = _wanted(metadata, types, conditions, names, each.values)
         if each.values:
             values[each.path] = each.values
         coded &= {*names, *each.values}
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
-            if group.num_rows and (is_wanted is None or is_wanted[number]):
+            if not group.num_rows:
+                continue
+            times = NO_TIMES if time is None else _skipped_times(metadata, group, types, time, names)
+            if not is_wanted[number] and times is not None:
+                skipped.append(group.num_rows)
+                skipped_times.append(times)
+            else:
                 groups.append((each.path, number))
                 sizes.append(_size(group, names, "total_compressed_size"))
                 rows.append(group.num_rows)
                 coded -= {name for name in coded if name in names and _size(group, [name], "total_uncompressed_size")
                           > MAX_CODE_BYTES * group.num_rows + _HEADER_BYTES}
-    return RowGroups(schema, tuple(groups), tuple(sizes), tuple(rows), values, frozenset(coded))
+    times_of_skipped = merge_summaries(skipped_times, None if time is None else time.max_gap)
+    return RowGroups(schema, tuple(groups), tuple(sizes), tuple(rows), values, frozenset(coded),
+                     Skipped(len(skipped), sum(skipped), times_of_skipped))
+
+
+def _wanted(metadata: Any, types: pa.Schema, conditions: Sequence[Condition], names: Collection[str],
+            values: Values) -> list[bool]:
+    """For each row group of a file whether it may have rows for which all conditions hold."""
+    if not all(statistics.holds(test, values[test.column]) for test in conditions if test.column in values):
+        return [False] * metadata.num_row_groups
+    stored = [test for test in conditions if test.column in names]
+    return statistics.wanted(metadata, types, stored) if stored else [True] * metadata.num_row_groups
+
+
+def _skipped_times(metadata: Any, group: Any, types: pa.Schema, time: TimeColumn,
+                   names: Collection[str]) -> TimeSummary | None:
+    """The times of a row group as its rows would give them; None if that takes more than the least and the greatest:
+    where there may be a gap between them that event time does not pass, it must be read.
+    """
+    place = next((k for k in range(metadata.num_columns) if metadata.schema.column(k).path == time.name), None)
+    if place is None or time.name not in names:
+        return None
+    found = statistics.extent(group.column(place).statistics, group.num_rows, metadata.schema.column(place),
+                              types.field(time.name).type)
+    if found is None:
+        return None
+    least, greatest, _ = found
+    start = least if time.known is None else max(least, time.known)
+    return TimeSummary((TimeRange(*found),)) if time.max_gap is None or greatest - start <= time.max_gap else None
 
 
 def _size(group: Any, names: Sequence[str], attribute: str) -> int:

@@ -152,8 +152,8 @@ class PowerCutFolder:
         todo = [(self._root, self.path)]
         while todo:
             directory, path = todo.pop()
-            with suppress(FileNotFoundError):  # removed by pyarrow in another thread
-                for each in list(os.scandir(path)):
+            for each in list(os.scandir(path)):
+                with suppress(FileNotFoundError):  # removed by pyarrow in another thread
                     inode = each.stat(follow_symlinks=False).st_ino
                     if inode not in self._handles:
                         self._handles[inode] = os.open(each.path, os.O_RDONLY)

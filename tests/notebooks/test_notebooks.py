@@ -32,9 +32,11 @@ def test_there_are_notebooks() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "spark" in path.stem and (missing := missing_for_spark()):
-        pytest.skip(missing)
+def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "spark" in path.stem:
+        if missing := missing_for_spark():
+            pytest.skip(missing)
+        request.getfixturevalue("spark")  # the session that the notebook finds
     monkeypatch.chdir(FOLDER)
     names: dict[str, Any] = {"__name__": "notebook"}
     with matplotlib.rc_context({"backend": "agg"}):

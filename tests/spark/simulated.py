@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,10 +15,10 @@ from scalein.api.flow import Flow
 from scalein.errors import NOWHERE
 from scalein.ir.passes.null_on_error import null_on_error
 from scalein.options import Options
-from scalein.spark.row_groups import RowGroups, ScannedFile, plan_row_groups
+from scalein.spark.row_groups import RowGroups, ScannedFile
 from scalein.spark.serialize import BroadcastPlan, read_static_tables, serialize
 from scalein.spark.streaming.coordinator import Coordinator, StreamSpec
-from scalein.spark.streaming.inputs import StreamInput
+from scalein.spark.streaming.inputs import StreamInput, row_groups_of
 from scalein.spark.streaming.sinks import make_committer
 from scalein.spark.streaming.stream_plan import StreamPlan
 from scalein.spark.streaming.tasks import (
@@ -51,7 +52,8 @@ def start_stream(flow: Flow, checkpoint: Path | Location, sink: object, *, parti
     reads = pa.schema([source.field(name) for name in plan.reads])
     if error_policy == "sink":
         committers["failed"] = make_committer(on_error, reads, "failed", location, NOWHERE)
-    spec = StreamSpec(plan, StreamInput(reads, reads, (), True), committers, location, partitions, {}, migration,
+    input = StreamInput(reads, reads, plan.scan_conditions, plan.skipped_time, True)
+    spec = StreamSpec(plan, input, committers, location, partitions, {}, migration,
                       NOWHERE)
     return Coordinator(spec, BroadcastPlan(*serialize(plan)))
 
@@ -59,15 +61,21 @@ def start_stream(flow: Flow, checkpoint: Path | Location, sink: object, *, parti
 def tasks_over(parts: Iterable[pa.Table], attempts: int = 1, folder: Path | None = None) -> RunTasks:
     """A function that runs the tasks of a batch, a table a partition; of several attempts of each, the last one counts.
 
-    With a folder, tasks with state read the rows themselves from files there.
+    With a folder, tasks read the rows themselves from files there.
     """
     tables = list(parts)
 
     def run_tasks(batch: MicroBatch) -> BatchResult:
-        if folder is not None and batch.plan().mode != "rowwise":
-            task_of_files = ReadAllTask(batch, _write_files(tables, folder, batch.input_schema))
-            return collect_results([row for target in range(batch.partitions) for row in [
+        if folder is not None:
+            row_groups = _write_files(tables, folder, batch)
+            if batch.plan().mode == "rowwise":
+                blocks = (block for number, part in enumerate(row_groups.split(2))
+                          for block in RowwiseTask(batch).run(part.read(), OPTIONS, number))
+                return replace(collect_results(_rows(blocks), "tasks"), skipped=row_groups.skipped)
+            task_of_files = ReadAllTask(replace(batch, skipped_times=row_groups.skipped.times), row_groups)
+            result = collect_results([row for target in range(batch.partitions) for row in [
                 list(task_of_files([target])) for _ in range(attempts)][-1]])
+            return replace(result, skipped=row_groups.skipped)
         task = RowwiseTask(batch) if batch.plan().mode == "rowwise" else MapTask(batch)
         blocks_of_target: defaultdict[int, list[pa.RecordBatch]] = defaultdict(list)
         output: list[tuple[int, int, bytes]] = []
@@ -93,12 +101,15 @@ def _rows(blocks: Iterable[pa.RecordBatch]) -> list[tuple[int, int, bytes]]:
     return [(row["target"], row["kind"], row["block"]) for block in blocks for row in block.to_pylist()]
 
 
-def _write_files(tables: Sequence[pa.Table], folder: Path, schema: pa.Schema) -> RowGroups:
+def _write_files(tables: Sequence[pa.Table], folder: Path, batch: MicroBatch) -> RowGroups:
+    """The row groups that a batch needs, of files with all rows."""
     folder.mkdir(exist_ok=True)
     paths = [str(folder / f"{number}.parquet") for number in range(len(tables))]
     for table, path in zip(tables, paths, strict=True):
         pq.write_table(table, path, row_group_size=7)
-    row_groups = plan_row_groups([ScannedFile(path, {}) for path in paths], schema)
+    plan, schema = batch.plan(), batch.input_schema
+    input = StreamInput(schema, schema, plan.scan_conditions, plan.skipped_time, True)
+    row_groups = row_groups_of([ScannedFile(path, {}) for path in paths], input, batch.clock)
     assert row_groups is not None
     return row_groups
 

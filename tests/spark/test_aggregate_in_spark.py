@@ -71,6 +71,21 @@ IN_SPARK: dict[str, Any] = {
     "before_1970": lambda f: f.filter(col("t") > datetime(1969, 3, 1, 12)).group_by("s").agg(n=si.count()),
     "filtered": lambda f: f.filter(col("i") > 3, col("s") != "a").group_by("d").agg(hi=col("t").max()),
     "renamed": lambda f: f.select(a="k", b="i").group_by("a").agg(m=col("b").mean(), s=col("b").sum()),
+    "is_in": lambda f: f.filter(col("s").is_in(["a", "日本"]), ~col("k").is_in([2, 3]) | col("b")).group_by("s").agg(
+        n=col("day").is_in([date(2022, 1, 8), date(2022, 1, 12)]).sum(),
+        m=si.count().filter(col("i").is_in(list(range(40))))),
+    "text_tests": lambda f: f.filter(~col("s").str.ends_with("o")).group_by(
+        starts=col("s").str.starts_with("Z"), empty=col("s").str.contains("")).agg(
+        n=si.count(), l=col("s").str.contains("ong").sum()),
+    "choices": lambda f: f.group_by(
+        sign=si.when(col("i") > 0).then(si.lit("plus")).when(col("i") < 0).then(si.lit("minus")).otherwise(None)).agg(
+        a=si.when(col("b")).then(col("x")).otherwise(0.5).max(),
+        t=si.when(col("x") >= 0.0).then(col("t")).otherwise(None).min(),
+        n=si.count().filter(col("x").is_null() | (col("x") == 0.0)), s=col("x").sum().filter(col("i") > 5)),
+    "variances": lambda f: f.filter(col("x") <= 1000.0).group_by("s").agg(
+        v=col("x").var(), d=col("x").std(), w=col("i").var()),
+    "arithmetic": lambda f: f.group_by(k=col("k") * 2 - 1).agg(
+        s=(col("i") + 1).sum(), m=(col("n") - col("k")).max(), p=(col("i") * 0.5).sum()),
     "integers": lambda f: f.group_by(si.tumbling("n", 300)).agg(c=si.count(), s=col("n").sum(), m=col("n").mean()),
 }  # fmt: skip
 
@@ -84,9 +99,11 @@ def test_spark_gives_the_groups_of_collect(name: str, df: Any, table: pa.Table) 
 
 
 @pytest.mark.parametrize("make", [
-    lambda f: f.group_by("k").agg(v=col("x").var()),
     lambda f: f.group_by("x").agg(n=si.count()),
-    lambda f: f.group_by("k").agg(s=(col("i") + 1).sum()),
+    lambda f: f.group_by("k").agg(s=(col("i") // 2).sum()),
+    lambda f: f.group_by("k").agg(s=col("x").is_in([0.0, 1.0]).sum()),
+    lambda f: f.group_by("k").agg(s=col("i").is_in([1, None]).sum()),
+    lambda f: f.group_by("k").agg(s=((col("b")) & (col("i") * 2 > 1)).sum()),
     lambda f: f.group_by("k").agg(m=col("d").mean()),
     lambda f: f.filter(col("x") * 2 > 1).group_by("k").agg(n=si.count()),
     lambda f: f.group_by("k", si.sliding("t", "2m", every="1m")).agg(n=si.count()),
@@ -145,6 +162,52 @@ def test_an_overflow_is_an_error(spark: Any, ansi: str) -> None:
     assert "test_aggregate_in_spark.py" in raised.value.facts["at"]
     mean = f.group_by("k").agg(m=col("x").mean())  # it fits
     same(sis.apply(mean, frame(spark, data)), mean.collect(data))
+
+
+@pytest.mark.parametrize("arrow", [pa.int8(), pa.int16(), pa.int32(), pa.int64()])
+def test_arithmetic_of_integers_is_checked(spark: Any, ansi: str, arrow: pa.DataType) -> None:
+    """Of each width at both ends of its range: the same values, or the same error, and none for rows that do not count.
+    """
+    high = (1 << (arrow.bit_width - 1)) - 1
+    low = -high - 1
+    pairs = [(high, 1), (high, 0), (low, -1), (low, 1), (low, low), (high, high), (1 << (arrow.bit_width // 2), 1),
+             (None, high), (low, None), (-1, low), (0, low), (2, high // 2), (3, high // 2)]  # fmt: skip
+    data = pa.table({"a": pa.array([a for a, _ in pairs], arrow), "b": pa.array([b for _, b in pairs], arrow),
+                     "k": list(range(len(pairs)))})
+    f = si.flow(data.schema)
+    values = {"add": col("a") + col("b"), "sub": col("a") - col("b"), "mul": col("a") * col("b")}
+    aggs: dict[str, Any] = {}
+    for name, value in values.items():
+        failed = []
+        for row in range(len(pairs)):
+            try:
+                f.filter(col("k") == row).group_by("k").agg(x=value.min()).collect(data)
+            except ComputeError as error:
+                failed.append((row, error))
+        assert 0 < len(failed) < len(pairs)
+        good = ~col("k").is_in([row for row, _ in failed])
+        aggs |= {f"{name}_lo": value.min().filter(good), f"{name}_n": si.when(good).then(value).otherwise(None).count()}
+    q = f.group_by("k").agg(**aggs)
+    got = sis.apply(q, frame(spark, data))
+    assert not leaves_the_jvm(got)
+    same(got, q.collect(data))
+    row, error = failed[-1]
+    with pytest.raises(ComputeError) as raised, translate_errors():
+        sis.apply(f.filter(col("k") == row).group_by("k").agg(n=values["mul"].count()), frame(spark, data)).collect()
+    assert raised.value.what == error.what
+    assert "test_aggregate_in_spark.py" in raised.value.facts["at"]
+
+
+def test_variances_of_extreme_values(spark: Any, ansi: str) -> None:
+    nan, inf = float("nan"), float("inf")
+    for values in ([1.0], [None, 2.0], [1.0, 1.0], [nan, 1.0], [inf, 1.0], [inf, inf], [-inf, inf], [-0.0, 0.0],
+                   [1e300, -1e300, 1.0], [1e9 + 0.25, 1e9 + 0.5, 1e9 + 1.25], [5e-324, 0.0], [nan]):
+        data = by_key(values, pa.float64())
+        q = si.flow(data.schema).group_by("k").agg(v=col("x").var(), d=col("x").std(),
+                                                   none=col("x").var().filter(col("k") > 0))
+        got = sis.apply(q, frame(spark, data))
+        assert not leaves_the_jvm(got)
+        same(got, q.collect(data))
 
 
 def test_floats(spark: Any, ansi: str) -> None:

@@ -360,6 +360,23 @@ def test_streams_say_who_reads(spark: Any, tmp_path: Path, write: Callable[[pa.T
     assert_same(sis.read_state(tmp_path / "checkpoint").select(want.column_names), want)
 
 
+def test_a_filter_after_a_watermark_skips_row_groups(spark: Any, tmp_path: Path) -> None:
+    """The greatest times, which close the windows, are in row groups that are not read."""
+    times = pa.array(range(400), pa.timestamp("s")).cast(pa.timestamp("ms"))
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"t": times, "x": range(400, 0, -1)}), tmp_path / "in" / "a.parquet", row_group_size=100)
+    q = (si.flow({"t": pa.timestamp("us"), "x": pa.int64()}).with_watermark("t", "10s").filter(col("x") > 350)
+         .group_by(si.tumbling("t", "10s")).agg(n=si.count()))  # fmt: skip
+    stream = stream_of(spark, tmp_path / "in", "t timestamp_ntz, x long")
+    job = sis.start(q, stream, sink=si.to_parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint",
+                    trigger=NOW)
+    job.wait()
+    assert job.last_progress is not None
+    assert {name: job.last_progress[name] for name in ("row_groups_skipped", "rows_in", "read_by", "watermark")} == {
+        "row_groups_skipped": 3, "rows_in": 400, "read_by": "tasks", "watermark": 389_000_000}
+    assert pq.read_table(tmp_path / "out")["n"].to_pylist() == [10] * 5
+
+
 def test_nanoseconds_are_read_if_they_are_whole_microseconds(spark: Any, tmp_path: Path) -> None:
     """Spark itself reads no nanoseconds; a schema makes a stream of them all the same."""
     times = pa.array([1_000, 2_000, None], pa.timestamp("ns"))

@@ -231,7 +231,9 @@ def test_errors_of_workers_are_found_in_sparks_message(spark: Any, monkeypatch: 
 _LIMITED = """
 import pyarrow as pa, scalein as si, scalein.spark as sis
 from scalein.spark.errors import translate_errors
-spark = sis.session(cores=1, config={"spark.executor.pyspark.memory": "200m", "spark.task.maxFailures": 1})
+spark = sis.session(cores=1, config={
+    "spark.executor.pyspark.memory": "200m", "spark.task.maxFailures": 1,
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"})
 q = si.flow({"id": pa.int64()}).select(y=si.col("id") + 1)
 with translate_errors():
     spark.range(10).mapInArrow(q.map_in_arrow, sis.schema(q)).collect()

@@ -13,14 +13,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 import scalein as si
 from scalein import Column, col
 from scalein.api.flow import Flow
 from scalein.errors import BadArgument, ComputeError, LateData, ScaleinError
+from scalein.spark.row_groups import ScannedFile
 from scalein.spark.streaming import merge_runs, reduce_side, runs
 from scalein.spark.streaming.diagnose import why_no_output
+from scalein.spark.streaming.event_time import Clock
+from scalein.spark.streaming.inputs import StreamInput, row_groups_of
 from scalein.spark.streaming.read_state import read_state
 from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.testing import Stream, until
@@ -436,6 +440,82 @@ def test_gaps_and_outliers_are_those_of_the_oracle(seed: int, tmp_path: Path) ->
         assert coordinator.progress["watermark"] == trace.watermarks[number]
         tables_out.append(sink.table())
         assert_same(pa.concat_tables(tables_out), trace.table(number + 1))
+
+
+FILTERED: dict[str, tuple[str, Callable[[Flow], Flow]]] = {
+    "windows": ("final", lambda q: q.filter(col("x") >= 3).group_by("k", si.tumbling("t", "2h")).agg(n=si.count())),
+    "groups": ("changes", lambda q: q.filter(col("x") >= 3, col("k") != "b").group_by("k").agg(last=col("t").max())),
+    "rows": ("final", lambda q: q.filter(col("x").is_in([3, 5])).select("t", "x")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILTERED)
+@pytest.mark.parametrize("seed", range(max(2, round(2 * EXAMPLES))))
+@pytest.mark.filterwarnings("ignore:.* rows (of a batch are outliers|came too late):RuntimeWarning")
+def test_skipped_row_groups_advance_the_watermark(name: str, seed: int, tmp_path: Path) -> None:
+    """What comes out, and the watermark after each batch, is the same as if all rows are read."""
+    random = Random(f"skipped {name} {seed}")
+
+    def part(day: float) -> pa.Table:
+        """Row groups of seven rows: of one x or several, of times that are close or far from each other."""
+        found: list[dict[str, Any]] = []
+        for _ in range(random.randint(1, 4)):
+            x, width, first = random.choice([None, 0, 2, 3, 5]), random.choice([0.01, 0.5, 3]), random.random()
+            times = [None if random.random() < 0.05 else START + timedelta(days=day + first + random.random() * width)
+                     for _ in range(7)]
+            found += [{"t": time, "k": random.choice(["a", "b"]), "x": 4 if random.random() < 0.02 else x}
+                      for time in times]
+        return pa.Table.from_pylist(found, EVENTS)
+
+    # At first a row group that is surely skipped.
+    given = [[events(10, 20, 30, 40, 50, 60, 70).set_column(2, "x", pa.array([1] * 7))], *(
+        [part(day + random.choice([0, 0, 0, 4])) for _ in range(random.randint(1, 3))] for day in range(6))]
+    emit, make = FILTERED[name]
+    flow = make(si.flow(EVENTS).with_watermark("t", random.choice(["0s", "5h"])))
+    sinks = [si.to_memory(), si.to_memory()]
+    streams_of = [start_stream(flow, tmp_path / f"checkpoint{k}", sink, emit=emit) for k, sink in enumerate(sinks)]
+    read, skipping = streams_of
+    skipped = 0
+    for number, parts in enumerate(given):
+        run(read, [parts], first=number)
+        run(skipping, [parts], first=number, folder=tmp_path / "in")
+        assert skipping.clock == read.clock
+        assert read.progress is not None
+        assert skipping.progress is not None
+        skipped += int(str(skipping.progress["row_groups_skipped"]))
+        assert skipped > 0
+        assert read.progress["row_groups_skipped"] == 0
+        for metric in ("rows_in", "rows_out", "late_rows", "timeless_rows", "outlier_rows"):
+            assert skipping.progress[metric] == read.progress[metric]
+    for stream in streams_of:
+        stream.close()
+    assert_same(sinks[1].table(), sinks[0].table())
+
+
+def test_row_groups_whose_times_are_not_known_are_read(tmp_path: Path) -> None:
+    """Without statistics, with a gap of more than a day, and where rows that fail go to a sink."""
+    day = 86_400
+    close, far = events(1, 2, 3), events(1, 2, 3 * day)
+    ahead = events(1, 2, day + 3)  # after the first batch there is no gap of more than a day
+    flow = si.flow(EVENTS).with_watermark("t", "0s").filter(col("x") > 10).group_by(si.tumbling("t", "1h")).agg(
+        n=si.count())
+    skipped = []
+    for number, (table, statistics) in enumerate([(close, True), (close, ["x"]), (far, True), (ahead, True)]):
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(table, path, write_statistics=statistics)
+        plan = start_stream(flow, tmp_path / str(number), si.to_memory())._spec.plan
+        input = StreamInput(EVENTS, EVENTS, plan.scan_conditions, plan.skipped_time, True)
+        for known in (None, 1_767_225_600_000_000 + 10_000_000):  # START and ten seconds
+            found = row_groups_of([ScannedFile(str(path), {})], input, Clock(known))
+            assert found is not None
+            skipped.append(found.skipped.row_groups)
+    assert skipped == [1, 1, 0, 0, 0, 0, 0, 1]
+    checked = start_stream(flow, tmp_path / "checked", si.to_memory(), on_error=si.to_memory())._spec.plan
+    assert checked.scan_conditions == ()
+    before = start_stream(si.flow(EVENTS).filter(col("x") > 10).with_watermark("t", "0s"), tmp_path / "before",
+                          si.to_memory())._spec.plan  # the watermark is about rows that pass the filter
+    assert len(before.scan_conditions) == 1
+    assert before.skipped_time is None
 
 
 def test_files_of_a_month_close_their_windows_and_outliers_are_reported(tmp_path: Path) -> None:

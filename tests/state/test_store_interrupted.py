@@ -159,8 +159,8 @@ def test_a_get_does_not_fail_because_of_failed_evictions(tmp_path: Path, monkeyp
 def test_a_failed_get_waits_for_its_reading_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The filters of many runs are read concurrently: if one fails, the call still waits for the others."""
     with opened(tmp_path) as store:
-        for first in range(0, 30_000, 3_000):
-            store.merge(rows("plain", first, 3_000), n="sum")
+        for first in range(0, 12_000, 1_200):
+            store.merge(rows("plain", first, 1_200), n="sum")
     begun, ended = list[int](), list[int]()
 
     def load(self: RunFile) -> None:
@@ -175,15 +175,15 @@ def test_a_failed_get_waits_for_its_reading_threads(tmp_path: Path, monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr(RunFile, "load", load)
             with pytest.raises(Damaged):
-                store.get(rows("plain", 0, 3_000).select(["k"]))
+                store.get(rows("plain", 0, 1_200).select(["k"]))
         assert len(ended) == len(begun) - 1
         assert len(begun) > 3
 
 
 def test_loading_a_run_reads_its_directory_and_filter(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
-        for first in range(0, 30_000, 3_000):
-            store.merge(rows("plain", first, 3_000), n="sum")
+        for first in range(0, 12_000, 1_200):
+            store.merge(rows("plain", first, 1_200), n="sum")
         store._tiers.finish_evictions()
         found = [store._tiers.levels.open_file(run.id) for runs in store._tiers.levels.runs for run in runs]
         assert found

@@ -19,7 +19,7 @@ from scalein.storage.local import LocalFileSystem
 
 KEY, VALUE = {"k": pa.string()}, {"n": pa.int64(), "t": pa.string()}
 LOW, HIGH = range(128), range(128, 256)
-ROWS = 30_000
+ROWS = 12_000
 
 
 def rows(step: int) -> pa.Table:
@@ -43,9 +43,9 @@ def content(store: LogStore) -> dict[str, tuple[int, str]]:
     return {k: (n, t) for k, n, t in zip(found["k"], found["n"], found["t"], strict=True)}
 
 
-@pytest.mark.parametrize("memory", [None, "2MB"])
+@pytest.mark.parametrize("memory", [None, "1MB"])
 def test_a_store_is_split_between_two_new_ones(tmp_path: Path, memory: str | None) -> None:
-    wanted = fill(tmp_path / "old", range(6), memory)
+    wanted = fill(tmp_path / "old", range(3), memory)
     shares = []
     for name, groups in (("low", LOW), ("high", HIGH)):
         with LogStore.open(tmp_path / name, old=[tmp_path / "old"], key_groups=groups, memory=memory) as store:
@@ -56,7 +56,7 @@ def test_a_store_is_split_between_two_new_ones(tmp_path: Path, memory: str | Non
     assert min(map(len, shares)) > len(wanted) // 3
 
 
-@pytest.mark.parametrize("memory", [None, "2MB"])
+@pytest.mark.parametrize("memory", [None, "1MB"])
 def test_two_stores_are_imported_into_one(tmp_path: Path, memory: str | None) -> None:
     wanted = fill(tmp_path / "old", range(4), memory)
     for name, groups in (("low", LOW), ("high", HIGH)):
@@ -78,7 +78,7 @@ def test_two_stores_are_imported_into_one(tmp_path: Path, memory: str | None) ->
 
 
 def test_a_store_can_be_opened_with_fewer_key_groups(tmp_path: Path) -> None:
-    wanted = fill(tmp_path / "s", range(3), "2MB")
+    wanted = fill(tmp_path / "s", range(3), "1MB")
     with LogStore.open(tmp_path / "s", key_groups=LOW) as store:
         mine = content(store)
         assert 0 < len(mine) < len(wanted)
@@ -163,7 +163,7 @@ def open_file_names(path: Path) -> set[str]:
 
 
 def test_a_part_of_the_key_groups_opens_its_own_runs_only(tmp_path: Path) -> None:
-    fill(tmp_path / "s", range(6), "2MB")
+    fill(tmp_path / "s", range(3), "1MB")
     for readonly in (True, False):
         with LogStore.open(tmp_path / "s", key_groups=range(16), readonly=readonly) as store:
             mine = {format.run_name(run.id) for some in store._tiers.levels.runs for run in some}
@@ -174,7 +174,7 @@ def test_a_part_of_the_key_groups_opens_its_own_runs_only(tmp_path: Path) -> Non
 
 def test_a_failed_import_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, groups, function in (("a", LOW, "sum"), ("b", HIGH, "max")):
-        with LogStore.open(tmp_path / name, key=KEY, value=VALUE, memory="2MB", key_groups=groups) as store:
+        with LogStore.open(tmp_path / name, key=KEY, value=VALUE, memory="1MB", key_groups=groups) as store:
             for step in range(6):
                 table = rows(step)
                 keys = table.select(["k"]).combine_chunks().to_batches()[0]

@@ -62,6 +62,26 @@ def holds(test: Condition, value: pa.Scalar) -> bool:
                for constant in test.values)
 
 
+def extent(statistics: Any, rows: int, leaf: Any, type_: pa.DataType) -> tuple[int, int, int] | None:
+    """The least and the greatest value of a column of integers or times in a row group, in units of `type_`, and how
+    many values it has; None if the statistics do not say so exactly, or if it has none.
+    """
+    if statistics is None or not statistics.has_min_max or not statistics.has_null_count:
+        return None
+    about = json.loads(leaf.logical_type.to_json())
+    if leaf.physical_type not in ("INT32", "INT64") or not about.get("isSigned", True):
+        return None
+    low, high, values = statistics.min_raw, statistics.max_raw, rows - statistics.null_count
+    if pa.types.is_timestamp(type_):
+        unit, own = _UNITS.get(about.get("timeUnit", "")), _ARROW_UNITS[type_.unit]
+        if unit is None or low * unit % own or high * unit % own:
+            return None
+        low, high = low * unit // own, high * unit // own
+    elif not pa.types.is_signed_integer(type_):
+        return None
+    return (low, high, values) if low <= high and 0 < values <= rows else None
+
+
 def _may_hold(test: Condition, statistics: Any, rows: int, leaf: Any, type_: pa.DataType) -> bool:
     if statistics is None:
         return True

@@ -243,17 +243,26 @@ def _whole(round_to: Callable[[float], int]) -> Callable[[float], float]:
     return apply
 
 
+def _is_plain(call: Call) -> bool:
+    """Whether it is of floats or signed integers, all of one type."""
+    own = type_of(call)
+    return (own == F64 or own.kind in SIGNED) and all(type_of(arg) == own for arg in call.args)
+
+
 def _root(value: float) -> float:
     return math.nan if value < 0 else math.sqrt(value)
 
 
 declare(
     Function("add", _arithmetic, 2, fallible=_overflows, fold=_always(operator.add), show="{0} + {1}",
-             duckdb="({0} + {1})", spark="__add__", numpy=("add",)),
+             duckdb="({0} + {1})", spark="__add__", spark_if=_is_plain, spark_checked="try_add",
+             numpy=("add",)),
     Function("sub", _arithmetic, 2, fallible=_overflows, fold=_always(operator.sub), show="{0} - {1}",
-             duckdb="({0} - {1})", spark="__sub__", numpy=("subtract",)),
+             duckdb="({0} - {1})", spark="__sub__", spark_if=_is_plain, spark_checked="try_subtract",
+             numpy=("subtract",)),
     Function("mul", _arithmetic, 2, fallible=_overflows, fold=_always(operator.mul), show="{0} * {1}",
-             duckdb="({0} * {1})", spark="__mul__", numpy=("multiply",)),
+             duckdb="({0} * {1})", spark="__mul__", spark_if=_is_plain, spark_checked="try_multiply",
+             numpy=("multiply",)),
     Function("div", _divide, 2, fold=_float(_quotient), show="{0} / {1}", duckdb="({0} / {1})",
              numpy=("divide", "true_divide")),
     Function("try_divide", _divide, 2, gives_null=always, show="{0}.try_divide({1})", sql=("TRY_DIVIDE",),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from scalein.dtypes import TIMES, UNITS_PER_SECOND, DType, Kind, ticks_per_day
+from scalein.dtypes import F64, FLOATS, SIGNED, TIMES, UNITS_PER_SECOND, DType, Kind, ticks_per_day
 from scalein.ir import decimals
 from scalein.ir.exprs import Call, Expr, Lit, type_of
 from scalein.ir.functions.registry import Args, Function, NoValue, declare, typed
@@ -196,5 +196,13 @@ def _converted_decimal(value: Any, source: DType, target: DType) -> Any:
     return decimals.truncated(value, source.scale)
 
 
+def _is_wider(call: Call) -> bool:
+    """Whether a number becomes a wider integer or an f64."""
+    source, target = type_of(call.args[0]), type_of(call)
+    if target == F64:
+        return source.kind in (*SIGNED, *FLOATS)
+    return {source.kind, target.kind} <= {*SIGNED} and SIGNED.index(source.kind) <= SIGNED.index(target.kind)
+
+
 declare(Function("cast", _cast, fallible=_cast_fails, host=_reads_or_writes_text, arrow="cast", fold=_fold,
-                 show="{0}.cast({type})"))
+                 show="{0}.cast({type})", spark="cast", spark_if=_is_wider))

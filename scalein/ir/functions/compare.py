@@ -60,6 +60,12 @@ def _fold_is_in(call: Call) -> Callable[[Any], bool] | None:
     return None if has_null else lambda value: _ordered(value) in known
 
 
+def _is_exact_set(call: Call) -> bool:
+    """Whether values are in a set if their bits are, and null is not among them."""
+    own = type_of(call.args[0])
+    return not call.params[1] and not own.is_float and not own.is_decimal
+
+
 def _between(call: Call, args: Args) -> Expr:
     """low <= value <= high, spelled out; as with `and`, one side alone can make it false."""
     value, low, high = args
@@ -109,5 +115,5 @@ declare(
     Function("is_nan", _is_nan, fold=lambda call: math.isnan, canonical=True, show="{0}.is_nan()",
              sql=("IS_NAN", "ISNAN"), duckdb="isnan({0})", numpy=("isnan",)),
     Function("is_in", _is_in, fold=_fold_is_in, gives_null=lambda call: bool(call.params[1]), canonical=True,
-             show="{0}.is_in([{values}])"),
+             show="{0}.is_in([{values}])", spark="isin", spark_if=_is_exact_set),
 )

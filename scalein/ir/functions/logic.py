@@ -8,7 +8,18 @@ from dataclasses import replace
 
 from scalein.dtypes import BOOL, Kind
 from scalein.ir.exprs import Call, Expr, Lit, type_of
-from scalein.ir.functions.registry import ANY, REGISTRY, Args, Function, Nulls, declare, fallible, is_host, typed
+from scalein.ir.functions.registry import (
+    ANY,
+    REGISTRY,
+    Args,
+    Function,
+    Nulls,
+    can_fail,
+    declare,
+    fallible,
+    is_host,
+    typed,
+)
 from scalein.ir.unify import Refused, nested_hint, own_type_of, type_literal, unify
 
 
@@ -88,6 +99,10 @@ def _in_a_branch(call: Call, args: Sequence[Expr]) -> bool:
     return any(arg.nullable for arg in args[1:])  # a condition that is null is one that does not hold
 
 
+def _cannot_fail(call: Call) -> bool:
+    return not any(map(can_fail, call.args))
+
+
 def _of_nested(call: Call) -> bool:
     return type_of(call.args[0]).is_nested
 
@@ -98,10 +113,10 @@ def _tries_host(call: Call) -> bool:
 
 declare(
     Function("and", _logic, 2, Nulls.OWN, nullable=_any, fold=lambda call: operator.and_,
-             show="{0} & {1}", duckdb="({0} AND {1})", spark="__and__",
+             show="{0} & {1}", duckdb="({0} AND {1})", spark="__and__", spark_if=_cannot_fail,
              numpy=("logical_and", "bitwise_and")),
     Function("or", _logic, 2, Nulls.OWN, nullable=_any, fold=lambda call: operator.or_,
-             show="{0} | {1}", duckdb="({0} OR {1})", spark="__or__",
+             show="{0} | {1}", duckdb="({0} OR {1})", spark="__or__", spark_if=_cannot_fail,
              numpy=("logical_or", "bitwise_or")),
     Function("not", _logic, fold=lambda call: operator.not_, show="~{0}", duckdb="(NOT {0})", spark="__invert__",
              numpy=("logical_not", "invert")),
@@ -114,7 +129,7 @@ declare(
     Function("coalesce", _coalesce, ANY, Nulls.OWN, nullable=_every, spelled_out=True, show="coalesce({args})",
              sql=("COALESCE",)),
     Function("if_else", _choose, 3, Nulls.OWN, nullable=_in_a_branch, sql=("IF",),
-             duckdb="CASE WHEN {0} THEN {1} ELSE {2} END"),
+             duckdb="CASE WHEN {0} THEN {1} ELSE {2} END", spark="if"),
     # null where its argument, a call, fails itself
     Function("try", _try, nulls=Nulls.OWN, nullable=lambda call, args: True, host=_tries_host),
 )

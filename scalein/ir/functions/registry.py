@@ -73,7 +73,9 @@ class Function:
     show: str = ""
     sql: tuple[str, ...] = ()
     duckdb: str = ""
-    spark: str = ""  # the method of pyspark's Column that means the same; arithmetic: of floats
+    spark: str = ""  # the method of pyspark's Column, or else the SQL function, that means the same
+    spark_if: Callable[[Call], bool] = always  # whether it does for the types of a typed call
+    spark_checked: str = ""  # of integers: the SQL function that is null where this one overflows
     numpy: tuple[str, ...] = ()  # ufuncs that mean the same
 
     @property

@@ -1,16 +1,16 @@
 """Aggregations that stay with Spark: rows that it groups itself need not leave the JVM.
 
 To hand a row to Python costs more than to group it, so an aggregation over a DataFrame's rows is Spark's where it means
-the same: counts, sums, means, minima and maxima of columns and of float arithmetic, by keys and tumbling windows, after
-filters that Spark computes (`filters.py`) and joins with small tables. Ops downstream of it are compiled, and get the
-groups.
+the same: counts, sums, means, minima, maxima and variances of columns and of calls (`calls.py`), by keys and tumbling
+windows, after filters that Spark computes (`filters.py`) and joins with small tables. Ops downstream of it are
+compiled, and get the groups.
 
     null        no value, a key like others, and it matches in no join
     floats      NaN is the greatest; + - * round alike. Not as keys: another one of equal values (0.0, -0.0) would come
                 out. Quotients are not Spark's: it has an error or null for a division by zero
-    integers    sums of 64 bits are made of two halves, which are exact; one that does not fit is an error. Arithmetic
-                is not Spark's: its overflow depends on a setting
+    integers    sums of 64 bits are made of two halves, which are exact; one that does not fit is an error
     decimals    sums of up to 28 digits; means are rounded otherwise
+    variances   are of two values at least; both engines merge the moments of parts
     text        is compared by its bytes
 """
 
@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from scalein.connectors.in_memory import Batches
-from scalein.dtypes import F64, I64, SIGNED, Kind, Schema
-from scalein.errors import NOWHERE, ComputeError, SourceLoc
+from scalein.dtypes import I64, SIGNED, Kind, Schema
+from scalein.errors import NOWHERE, SourceLoc
 from scalein.exec.fragments import Fragment
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Call, Col, Expr, Lit, NamedAgg, type_of
-from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import stream_path
 from scalein.ir.tables import AccKind
+from scalein.spark.batch.calls import literal, spark_call, spark_type, unless
 from scalein.spark.batch.filters import push_to_spark, quote_name
 from scalein.spark.types import spark_arrow_schema, spark_schema, to_spark
 
@@ -79,8 +79,7 @@ def _input_columns(schema: Schema, struct: Any) -> Columns:
     found: Columns = {}
     for field in schema:
         own = sent[field.name]
-        (wanted,) = spark_schema(pa.schema([pa.field(field.name, field.dtype.arrow)]), NOWHERE).fields
-        is_same = wanted.dataType == own.dataType and (field.nullable or not own.nullable)
+        is_same = spark_type(field.dtype) == own.dataType and (field.nullable or not own.nullable)
         if is_same and (field.dtype.kind in _KEYS or field.dtype.is_float) and field.dtype.unit in ("", "us"):
             found[field.name] = functions.col(quote_name(field.name))
     return found
@@ -88,17 +87,14 @@ def _input_columns(schema: Schema, struct: Any) -> Columns:
 
 def _column(expr: Expr, columns: Columns) -> Column | None:
     """A value as a Column of Spark, if it means the same."""
-    from pyspark.sql import functions
-
     match expr:
         case Col():
             return columns.get(expr.name)
-        case Lit() if type_of(expr) == F64 and expr.value is not None:
-            return functions.lit(expr.value)
-        case Call() if all(type_of(each) == F64 for each in (expr, *expr.args)) and REGISTRY[expr.fn].spark:
+        case Lit():
+            return literal(expr)
+        case Call():
             args = _all([_column(arg, columns) for arg in expr.args])
-            found: Column | None = None if args is None else getattr(args[0], REGISTRY[expr.fn].spark)(*args[1:])
-            return found
+            return None if args is None else spark_call(expr, args)
     return None
 
 
@@ -184,7 +180,7 @@ def _window_start(window: ops.Window, columns: Columns, at: SourceLoc) -> Column
     if dtype != I64:
         return None
     start = time - functions.pmod(time, functions.lit(window.size))
-    return _unless(time < _LEAST + window.size, start, "a window begins before the least time", at)
+    return unless(time < _LEAST + window.size, start, "a window begins before the least time", at)
 
 
 def _window_end(window: ops.Window, start: Column, at: SourceLoc) -> Column:
@@ -195,15 +191,7 @@ def _window_end(window: ops.Window, start: Column, at: SourceLoc) -> Column:
         return start + functions.expr(f"interval {window.size} microseconds")
     if dtype.kind is Kind.TS:  # a day of an interval may have 23 hours in the session's time zone
         return functions.timestamp_micros(functions.unix_micros(start) + window.size)
-    return _unless(start > _GREATEST - window.size, start + window.size, "a window ends after the greatest time", at)
-
-
-def _unless(fails: Column, value: Column, what: str, at: SourceLoc) -> Column:
-    """A value; where it fails, a ComputeError whose text `explain_error` finds in Spark's."""
-    from pyspark.sql import functions
-
-    text = f"\n{ComputeError.__module__}.{ComputeError.__qualname__}: {ComputeError(what, at=at)}\n\n"
-    return functions.when(fails, functions.raise_error(functions.lit(text))).otherwise(value)
+    return unless(start > _GREATEST - window.size, start + window.size, "a window ends after the greatest time", at)
 
 
 @dataclass(frozen=True)
@@ -225,6 +213,9 @@ def _plan(named: NamedAgg, name: str, is_checked: bool, at: SourceLoc) -> _Plan 
     if declared.accumulators(agg, grouped=True)[0].kind is AccKind.ISUM:
         return _exact_sum(named, name, is_checked, at)
     value = functions.col(name) if agg.args else functions.lit(1)
+    if declared.always_nullable:  # of fewer than two values: with a setting, Spark gives NaN
+        partial = (getattr(functions, declared.spark)(value), functions.count(value))
+        return _Plan(name, partial, lambda found, count: functions.when(count > 1, found))
     return _Plan(name, (getattr(functions, declared.spark)(value),), lambda found: found)
 
 
@@ -250,9 +241,9 @@ def _exact_sum(named: NamedAgg, name: str, is_checked: bool, at: SourceLoc) -> _
             wide = (high.cast("decimal(20, 0)") * _HALF + low).cast("double")
             found = functions.when(is_wide, wide).otherwise(found.cast("double"))
         else:
-            found = _unless(is_wide, found, f"integer overflow in the sum `{named.name}`", at)
+            found = unless(is_wide, found, f"integer overflow in the sum `{named.name}`", at)
         if count is not None and not is_checked:
-            found = _unless(count >= MAX_SUM_ROWS, found, f"too many rows in the sum `{named.name}`", at)
+            found = unless(count >= MAX_SUM_ROWS, found, f"too many rows in the sum `{named.name}`", at)
         return _quotient(found, count) if is_mean and count is not None else found
 
     return _Plan(name, halves if is_checked and not is_mean else (*halves, functions.count(value)), total)

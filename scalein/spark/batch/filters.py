@@ -2,8 +2,9 @@
 
 That conversion costs far more than a comparison, so every condition that Spark computes exactly as scalein does goes to
 it: comparisons of a column with a constant of numbers, text, booleans, dates and timestamps, null tests, and their
-combinations by `and`, `or` and `not`. None of these can fail, so they may be evaluated before the others. In both
-engines NaN is the greatest number and equals itself, text is compared by its bytes, and null is neither true nor false.
+combinations by `and`, `or` and `not`; `is_in`, and tests of text (`calls.py`). None of these can fail, so they may be
+evaluated before the others. In both engines NaN is the greatest number and equals itself, text is compared by its
+bytes, and null is neither true nor false.
 
 But statistics do not cover NaN: Spark skips row groups of Parquet files, and batches of a cached DataFrame, if their
 greatest number is too small, even if they contain NaN. So where NaN satisfies a comparison, `isnan` is added, which no
@@ -20,13 +21,14 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scalein.dtypes import BOOL, FLOATS, NUMBERS, TIMES, DType, Kind
+from scalein.dtypes import BOOL, FLOATS, NUMBERS, TIMES, Kind
 from scalein.exec.fragments import Fragment
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
 from scalein.ir.functions.compare import COMPARISONS
 from scalein.ir.functions.registry import REGISTRY, Nulls, evaluate
 from scalein.ir.rewrite import stream_path, transform_streams
+from scalein.spark.batch.calls import spark_call, time_literal, time_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -86,17 +88,15 @@ def _condition(expr: Expr, plain: Plain) -> Column | None:
             if not is_one or _is_about_zero(expr):
                 return None
             operands = [_operand(left, plain), _operand(right, plain)]
-        case (Col() as column,) if function.nulls is Nulls.NEVER:
+        case (Col() as column,) if function.nulls is Nulls.NEVER or expr.params:
             operands = [_column(column, plain)]
         case (inner,) if _reads_floats(inner):
             return None
         case conditions:
             operands = [_condition(each, plain) for each in conditions]
-    if not function.spark or any(operand is None for operand in operands):
-        return None
-    first, *others = operands
-    found: Column = getattr(first, function.spark)(*others)
-    return found | _is_nan(*expr.args) if _passes_nan(expr) else found
+    known = [operand for operand in operands if operand is not None]
+    found = spark_call(expr, known) if len(known) == len(operands) else None
+    return found | _is_nan(*expr.args) if found is not None and _passes_nan(expr) else found
 
 
 def _operand(expr: Expr, plain: Plain) -> Column | None:
@@ -106,7 +106,7 @@ def _operand(expr: Expr, plain: Plain) -> Column | None:
         return _column(expr, plain)
     if not isinstance(expr, Lit) or expr.value is None:
         return None
-    if isinstance(expr.value, int) and (time := _time(expr.value, type_of(expr))) is not None:
+    if isinstance(expr.value, int) and (time := time_literal(expr.value, type_of(expr))) is not None:
         return time
     if type_of(expr).kind not in _KINDS:
         return None
@@ -164,31 +164,10 @@ def _column(column: Col, plain: Plain) -> Column | None:
 
     dtype, own = type_of(column), plain.get(column.name)
     if dtype.kind in TIMES:
-        is_same = own is not None and own == _time_type(dtype)
+        is_same = own is not None and own == time_type(dtype)
     else:
         is_same = dtype.kind in _KINDS and own in _PLAIN
     return functions.col(quote_name(column.name)) if is_same else None
-
-
-def _time_type(dtype: DType) -> str | None:
-    """Spark's name of a type of times that it has in the same unit."""
-    if dtype.kind is Kind.TS and dtype.unit == "us":
-        return "timestamp" if dtype.tz else "timestamp_ntz"
-    return "date" if dtype.kind is Kind.DATE else None
-
-
-def _time(value: int, dtype: DType) -> Column | None:
-    """A constant time; None for other types."""
-    from pyspark.sql import functions
-
-    match _time_type(dtype):
-        case "date":
-            return functions.date_from_unix_date(functions.lit(value))
-        case "timestamp":
-            return functions.timestamp_micros(functions.lit(value))
-        case "timestamp_ntz":
-            return functions.expr(f"timestamp_ntz'1970-01-01' + interval '{value}' microseconds")
-    return None
 
 
 def quote_name(name: str) -> str:

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc, StoreFailed, warn
-from scalein.exec.event_time import outlier_warning
+from scalein.exec.event_time import TimeSummary, outlier_warning
 from scalein.spark.key_groups import KEY_GROUPS
+from scalein.spark.row_groups import Skipped
 from scalein.spark.serialize import BroadcastPlan
 from scalein.spark.streaming.event_time import Clock
 from scalein.spark.streaming.inputs import StreamInput
@@ -168,12 +169,13 @@ class Coordinator:
         result = run_tasks(MicroBatch(self._broadcast, spec.input.flow_types, prefix, partitions, self.clock,
                                       tuple(self._runs), spec.location, spec.migration, sinks))
         results = [result.tasks[task] for task in sorted(result.tasks)]
-        runs, clock = self._state_after(results, partitions)
+        runs, clock = self._state_after(results, partitions, result.skipped.times)
         output: dict[str, Json] = {}
         for role, committer in spec.committers.items():
             prepared = committer.prepare(prefix, [each[role] for each in results], result.rows[role])
             output[role] = [committer.kind, prepared]
-        progress = {**self._progress(results, number, partitions, runs, clock), "read_by": result.read_by}
+        progress = {**self._progress(results, result.skipped, number, partitions, runs, clock),
+                    "read_by": result.read_by}
         content: dict[str, Json] = {
             "query": query, "job": self._manifests.name, "partitions": partitions, "flow": spec.plan.signature,
             "state": describe_state(spec.plan), "runs": [[*run.to_json()] for run in runs], "clock": clock.to_json(),
@@ -213,9 +215,10 @@ class Coordinator:
                                   hint="all machines must share this folder under this path: give a checkpoint on a "
                                        "shared filesystem")
 
-    def _state_after(self, results: list[TaskResult], partitions: int) -> tuple[list[Run], Clock]:
+    def _state_after(self, results: list[TaskResult], partitions: int,
+                     skipped_times: TimeSummary) -> tuple[list[Run], Clock]:
         if self._spec.plan.mode == "rowwise":
-            return [], self._spec.plan.advance_clock(self.clock, time_summaries(results))
+            return [], self._spec.plan.advance_clock(self.clock, [*time_summaries(results), skipped_times])
         if not results:  # a batch without partitions
             return self._runs, self.clock
         clocks = [Clock.from_json(each["clock"]) for each in results]
@@ -223,9 +226,10 @@ class Coordinator:
             raise InternalError("the results of a batch's tasks do not agree", found=f"{len(results)} of {partitions}")
         return join_ranges(Run.from_json(each) for some in results for each in as_list(some["runs"])), clocks[0]
 
-    def _progress(self, results: list[TaskResult], number: int, partitions: int, runs: list[Run],
+    def _progress(self, results: list[TaskResult], skipped: Skipped, number: int, partitions: int, runs: list[Run],
                   clock: Clock) -> dict[str, Json]:
         rows, timeless, late, failed = batch_totals(results, self._spec.plan.mode).values()
+        rows += skipped.rows
         text = outlier_warning(clock.outlier_rows - self.clock.outlier_rows, rows)
         if text is not None and not self._has_warned_of_outliers:
             self._has_warned_of_outliers = True
@@ -234,7 +238,7 @@ class Coordinator:
             self._has_warned_of_late_rows = True
             warnings.warn(f"{late} rows came too late and were dropped; later ones are only counted: see "
                           'last_progress["late_rows"], or give late= a sink', RuntimeWarning, stacklevel=2)
-        return {"batch_id": number, "partitions": partitions, "rows_in": rows,
+        return {"batch_id": number, "partitions": partitions, "rows_in": rows, "row_groups_skipped": skipped.row_groups,
                 "rows_out": sum(as_int(each["rows_out"]) for each in results), "late_rows": late,
                 "failed_rows": failed, "timeless_rows": timeless, "outlier_rows": clock.outlier_rows,
                 "watermark": clock.watermark, "state_files": len({run.file for run in runs}),

@@ -24,7 +24,7 @@ from scalein.spark.row_groups import RowGroups, coded_types
 from scalein.spark.serialize import BroadcastPlan, serialize
 from scalein.spark.streaming.coordinator import Coordinator, StreamSpec, checked_partitions
 from scalein.spark.streaming.diagnose import why_no_output
-from scalein.spark.streaming.inputs import READ_ALL_BYTES, scan_of_batch
+from scalein.spark.streaming.inputs import READ_ALL_BYTES, READ_ALL_TEXT_BYTES, scan_of_batch
 from scalein.spark.streaming.tasks import (
     BLOCK_DDL,
     BatchResult,
@@ -37,6 +37,7 @@ from scalein.spark.streaming.tasks import (
     batch_totals,
     collect_results,
 )
+from scalein.spark.text_splits import TextSplits
 from scalein.storage.object_store import Location
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class StreamJob:
         self._spec, self._session = spec, stream.sparkSession
         self._error: BaseException | None = None
         self._is_stopping = False
+        self._is_refused = False  # tasks met files that Spark must read, and more of these may follow
         self._is_cancelled = False  # a stop has cancelled a batch, or prevented one: Spark's error is expected then
         self._batch_thread = 0  # the thread of the current batch
         self._ended, self._batch_lock = threading.Event(), threading.Lock()  # the lock is held during a batch
@@ -125,15 +127,24 @@ class StreamJob:
     def _run_tasks(self, df: DataFrame, batch: MicroBatch, query: str) -> BatchResult:
         """Run the one action of a batch."""
         with translate_errors():
-            found = scan_of_batch(self._session, df.sparkSession, query, self._spec.input)
+            found = None if self._is_refused else scan_of_batch(self._session, df.sparkSession, query, self._spec.input,
+                                                                batch.clock)
             if found is None:
                 return self._read_by_spark(df, batch)
-            result = self._read_files(df.sparkSession, *self._with_dictionaries(batch, found.row_groups))
+            skipped = found.rows.skipped
+            by_tasks = replace(batch, skipped_times=skipped.times)
+            result = self._read_files(df.sparkSession, *self._with_dictionaries(by_tasks, found.rows))
+            if result.is_refused:  # what tasks wrote is not part of a manifest, as after a failed attempt
+                self._is_refused = True
+                return self._read_by_spark(df, batch)
             found.report_rows(batch_totals([*result.tasks.values()], self._spec.plan.mode)["rows"])
-            return result
+            return replace(result, skipped=skipped)
 
-    def _with_dictionaries(self, batch: MicroBatch, row_groups: RowGroups) -> tuple[MicroBatch, RowGroups]:
+    def _with_dictionaries(self, batch: MicroBatch,
+                           row_groups: RowGroups | TextSplits) -> tuple[MicroBatch, RowGroups | TextSplits]:
         """The batch with dictionaries in columns of text with few different values, and a plan for them."""
+        if isinstance(row_groups, TextSplits):
+            return batch, row_groups
         coded = row_groups.coded
         is_known = coded in self._coded or len(self._coded) < MAX_CODED_PLANS
         if not (coded and is_known and self._may_be_coded):
@@ -150,13 +161,14 @@ class StreamJob:
             return self._collect(select_columns(df, self._spec.input.flow_types.names), self._first_task(batch), batch,
                                  "spark")
 
-    def _read_files(self, spark: SparkSession, batch: MicroBatch, row_groups: RowGroups) -> BatchResult:
+    def _read_files(self, spark: SparkSession, batch: MicroBatch, rows: RowGroups | TextSplits) -> BatchResult:
         """Run a batch whose rows tasks read from files; all tasks read all files if that costs less than a shuffle."""
         cores = parallelism(spark)
-        if self._spec.plan.mode != "rowwise" and batch.partitions * sum(row_groups.sizes) <= cores * READ_ALL_BYTES:
+        limit = READ_ALL_TEXT_BYTES if isinstance(rows, TextSplits) else READ_ALL_BYTES
+        if self._spec.plan.mode != "rowwise" and batch.partitions * sum(rows.sizes) <= cores * limit:
             targets = spark.sparkContext.parallelize(range(batch.partitions), batch.partitions)
-            return collect_results(targets.mapPartitions(ReadAllTask(batch, row_groups)).collect(), "tasks")
-        parts = row_groups.split(cores)
+            return collect_results(targets.mapPartitions(ReadAllTask(batch, rows)).collect(), "tasks")
+        parts = rows.split(cores)
         with _settings(spark, _SETTINGS):
             numbers = spark.range(0, len(parts), 1, max(1, len(parts)))
             return self._collect(numbers, FileTask(self._first_task(batch), parts), batch, "tasks")
@@ -217,9 +229,10 @@ class StreamJob:
         batch are `rows_in` and `rows_out`, `late_rows` (whose windows were all closed), `failed_rows` (that went to the
         sink of `on_error=`), `timeless_rows` (without an event time, so in no window), `duration_s` (seconds, the
         commit included) and `read_by`: "tasks" if compiled tasks read the files themselves, "spark" if rows came out of
-        the JVM. After this batch are `watermark` (in units of the time column), `state_files` and `state_bytes` (of the
-        checkpoint's current state), and `outlier_rows`, counted since the first batch of the checkpoint: rows whose
-        time was too far ahead of the others to move the watermark.
+        the JVM; of `rows_in`, those in `row_groups_skipped` row groups of the files were not read, since none of them
+        passes the flow's filters. After this batch are `watermark` (in units of the time column), `state_files` and
+        `state_bytes` (of the checkpoint's current state), and `outlier_rows`, counted since the first batch of the
+        checkpoint: rows whose time was too far ahead of the others to move the watermark.
         """
         return self._coordinator.progress
 

@@ -91,7 +91,8 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
     if error_policy == "sink":
         committers["failed"] = make_committer(on_error, reads, "failed", location, at)
     spark_types = arrow_schema(stream_df.schema, at, reads.names)
-    input = StreamInput(spark_types, reads, plan.scan_conditions, are_columns_plain(stream_df.schema, reads.names))
+    input = StreamInput(spark_types, reads, plan.scan_conditions, plan.skipped_time,
+                        are_columns_plain(stream_df.schema, reads.names))
     spec = StreamSpec(plan, input, committers, location, checked_partitions(partitions, at),
                       _trigger(trigger, stream_df, at), migration, at)
     with locating(at):

@@ -33,12 +33,13 @@ from scalein.exec.event_time import NO_TIMES, TimeSummary, extent, max_gap_of, m
 from scalein.exec.fragments import Fragment, SourceEdge, cut, over, placeholder
 from scalein.exec.lateness import Lateness
 from scalein.exec.operator import Context, FragmentRunner, Morsel, reads
+from scalein.exec.scan_predicates import scan_conditions
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
 from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.options import Options
 from scalein.spark.map_reduce import MapReduce
-from scalein.spark.row_groups import coded_types
+from scalein.spark.row_groups import TimeColumn, coded_types
 from scalein.spark.streaming.event_time import Clock
 from scalein.storage.checked_json import Json
 
@@ -205,8 +206,19 @@ class StreamPlan:
 
     @cached_property
     def scan_conditions(self) -> tuple[Condition, ...]:
-        """Conditions for which a source may skip rows, as with `row_keys`."""
-        return () if self.watermark_op is not None or self._check is not None else self.map_reduce.scan_conditions
+        """Conditions for which a source may skip rows; not where these may fail. `skipped_time` counts nevertheless."""
+        if self._check is not None:
+            return ()
+        return self.map_reduce.scan_conditions if self._times is None else scan_conditions(self._times.node)
+
+    @property
+    def skipped_time(self) -> TimeColumn | None:
+        """The column whose times advance the watermark in rows that are skipped, too. None if there is no watermark, or
+        if it is computed after the filters: then it is about rows for which the conditions hold.
+        """
+        if self.watermark_op is None or self._times is not None:
+            return None
+        return TimeColumn(self.watermark_op.column, self.max_gap)
 
     def advance_clock(self, clock: Clock, summaries: Iterable[TimeSummary]) -> Clock:
         """The clock after a batch, from the summaries of its tasks."""

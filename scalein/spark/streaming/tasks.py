@@ -5,7 +5,8 @@
 
 The blocks of a target hold shuffled rows (`PARTIALS`), late and failed rows if these have sinks, and the summary of
 each map task: its counts and its times. So each reduce task knows the batch's watermark, and closes windows in the same
-action. A flow without state has no reduce task: `RowwiseTask` does everything.
+action. A flow without state has no reduce task: `RowwiseTask` does everything. Where a task finds that Spark must read
+the batch's files after all (`text_splits.py`), the other tasks go on, `REFUSED` is sent to the driver, and all is void.
 
 A task's result is JSON: the runs and files that it wrote, and its counts. What a task wrote is durable before it
 returns its result, and nothing of it is valid before the driver has the result: attempts may fail, be repeated, or run
@@ -17,17 +18,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from scalein.exec.event_time import TimeSummary
+from scalein.exec.event_time import NO_TIMES, TimeSummary
 from scalein.options import Options
 from scalein.spark.batch.tasks import COALESCED_BYTES, task_options
 from scalein.spark.key_groups import key_group_ranges
-from scalein.spark.row_groups import RowGroups
+from scalein.spark.row_groups import RowGroups, Skipped
 from scalein.spark.serialize import BroadcastPlan
 from scalein.spark.shuffle import coalesce_batches, decode_block, encode_block, route, rows_of_target, target_ids
 from scalein.spark.streaming.event_time import Clock
@@ -35,11 +36,12 @@ from scalein.spark.streaming.reduce_side import ReduceInput, Reducer
 from scalein.spark.streaming.runs import Run, retain_only
 from scalein.spark.streaming.sinks import TaskSink, TaskWriter
 from scalein.spark.streaming.stream_plan import MapSummary, StreamPlan
+from scalein.spark.text_splits import NotPlain, TextSplits
 from scalein.spark.types import from_spark
 from scalein.storage.checked_json import Json
 from scalein.storage.object_store import Location
 
-PARTIALS, SUMMARY, LATE, RESULT, OUT, FAILED = range(6)  # kinds of blocks
+PARTIALS, SUMMARY, LATE, RESULT, OUT, FAILED, REFUSED = range(7)  # kinds of blocks
 BLOCK_SCHEMA = pa.schema([pa.field("target", pa.int32(), False), pa.field("kind", pa.int32(), False),
                           pa.field("block", pa.binary(), False)])  # fmt: skip
 BLOCK_DDL = "target int, kind int, block binary"
@@ -64,6 +66,7 @@ class MicroBatch:
     location: Location
     migration: str
     sinks: dict[str, TaskSink]  # of results ("out"), and perhaps of late and failed rows
+    skipped_times: TimeSummary = NO_TIMES  # of rows that no task reads
 
     def plan(self) -> StreamPlan:
         found = self.broadcast.value()
@@ -119,6 +122,9 @@ class ReduceTask:
                 others.append(("late", decode_block(block, plan.late_schema)))
             elif kind == FAILED:
                 others.append(("failed", decode_block(block, batch.input_schema)))
+            elif kind == REFUSED:
+                yield block_row(id_, REFUSED, pa.py_buffer(b""))
+                return
             else:
                 summaries.append(json.loads(block.to_pybytes()))
         if not targets:  # no map task sent a block to this target
@@ -137,12 +143,15 @@ class ReadAllTask:
     """
 
     batch: MicroBatch
-    files: RowGroups
+    files: RowGroups | TextSplits
 
     def __call__(self, targets: Iterable[int]) -> Iterator[tuple[int, int, bytes]]:
         for target in targets:
-            for row in self.run(target, task_options()):
-                yield from ((number, kind, block.to_pybytes()) for number, kind, block in _blocks([row]))
+            try:
+                for row in self.run(target, task_options()):
+                    yield from ((number, kind, block.to_pybytes()) for number, kind, block in _blocks([row]))
+            except NotPlain:
+                yield target, REFUSED, b""
 
     def run(self, target: int, options: Options) -> Batches:
         batch, plan, summary = self.batch, self.batch.plan(), MapSummary()
@@ -168,7 +177,7 @@ def _reduce(batch: MicroBatch, target: int, shuffled: list[pa.RecordBatch], othe
     """
     plan, groups = batch.plan(), key_group_ranges(batch.partitions)[target]
     runs = [part for run in batch.runs if (part := run.within(*groups)) is not None]
-    clock = plan.advance_clock(batch.clock, time_summaries(summaries))
+    clock = plan.advance_clock(batch.clock, [*time_summaries(summaries), batch.skipped_times])
     reduce_input = ReduceInput(groups, runs, batch.clock, clock, batch.migration)
     with _open_writers(batch, target) as writers:
         runs_after = reducer(plan, options).run(reduce_input, shuffled, batch.location, writers["out"].write)
@@ -203,12 +212,16 @@ class FileTask:
     """A task whose rows are in files; its input row is its number."""
 
     task: MapTask | RowwiseTask
-    parts: tuple[RowGroups, ...]
+    parts: tuple[RowGroups | TextSplits, ...]
 
     def __call__(self, numbers: Batches) -> Batches:
         options = task_options()
         for number in (each for batch in numbers for each in batch.column(0).to_pylist()):
-            yield from self.task.run(self.parts[number].read(), options, number)
+            try:
+                yield from self.task.run(self.parts[number].read(), options, number)
+            except NotPlain:
+                for target in target_ids(self.task.batch.partitions):  # no reduce task need run
+                    yield block_row(target, REFUSED, pa.py_buffer(b""))
 
 
 def reducer(plan: StreamPlan, options: Options) -> Reducer:
@@ -304,6 +317,8 @@ class BatchResult:
     tasks: dict[int, TaskResult]
     rows: dict[str, list[pa.Buffer]]
     read_by: str  # "tasks" if these read the files of the batch, "spark" if its rows came out of the JVM
+    is_refused: bool  # tasks could not read the files, so that the results are void
+    skipped: Skipped = field(default_factory=Skipped)
 
 
 def batch_totals(results: Sequence[TaskResult], mode: str) -> dict[str, int]:
@@ -313,11 +328,15 @@ def batch_totals(results: Sequence[TaskResult], mode: str) -> dict[str, int]:
 
 def collect_results(rows: Iterable[tuple[int, int, Any]], read_by: str = "spark") -> BatchResult:
     """The results of tasks, from rows (task number, kind, block)."""
-    found = BatchResult({}, {role: [] for role in _KIND_OF}, read_by)
+    tasks: dict[int, TaskResult] = {}
+    rows_of: dict[str, list[pa.Buffer]] = {role: [] for role in _KIND_OF}
     role_of = {kind: role for role, kind in _KIND_OF.items()}
+    is_refused = False
     for number, kind, block in rows:
         if kind == RESULT:
-            found.tasks[number] = json.loads(bytes(block))
+            tasks[number] = json.loads(bytes(block))
+        elif kind == REFUSED:
+            is_refused = True
         else:
-            found.rows[role_of[kind]].append(pa.py_buffer(block))
-    return found
+            rows_of[role_of[kind]].append(pa.py_buffer(block))
+    return BatchResult(tasks, rows_of, read_by, is_refused)
