@@ -317,7 +317,7 @@ class BatchResult:
     tasks: dict[int, TaskResult]
     rows: dict[str, list[pa.Buffer]]
     read_by: str  # "tasks" if these read the files of the batch, "spark" if its rows came out of the JVM
-    is_refused: bool  # tasks could not read the files, so that the results are void
+    is_refused: bool = False  # tasks could not read the files, so that the results are void
     skipped: Skipped = field(default_factory=Skipped)
 
 
