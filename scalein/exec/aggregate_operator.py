@@ -31,7 +31,8 @@ from scalein.exec.operator import (
     reads,
 )
 from scalein.ir import ops
-from scalein.ir.exprs import Call, Expr, Lit, Named, type_of
+from scalein.ir.exprs import Call, Lit, Named, type_of
+from scalein.ir.functions.arithmetic import floored, plus
 from scalein.ir.internal_names import internal
 from scalein.ir.partials import TwoPhase, by_window, finished_rows, two_phase
 from scalein.ir.passes.fuse import fuse
@@ -267,13 +268,9 @@ def _limits(window: ops.Window) -> Iterator[Named]:
     """The begin of the first and the end of the last window of a row, in the type of the time."""
     own = type_of(window.time)
     time = cast_to(window.time, I64)
-
-    def made(fn: str, a: Expr, b: int) -> Expr:
-        return Call(fn, (a, Lit(b, I64)), dtype=I64, nullable=time.nullable)
-
-    first = made("mul", made("add", made("floordiv", made("sub", time, window.size), window.every), 1), window.every)
-    last = made("add", made("mul", made("floordiv", time, window.every), window.every), window.size)
-    for name, value in (("first", first), ("last", last)):
+    begin = plus(floored(plus(time, -window.size), window.every), window.every)
+    end = plus(floored(time, window.every), window.size)
+    for name, value in (("begin", begin), ("end", end)):
         yield Named(internal(name), cast_to(value, own) if own.is_int else value)
 
 

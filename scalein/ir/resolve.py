@@ -18,7 +18,7 @@ from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WrongType, gue
 from scalein.ir import aggregates
 from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, Lit, args_of, branches, post_order, walk
 from scalein.ir.functions.nested import is_struct
-from scalein.ir.functions.registry import REGISTRY
+from scalein.ir.functions.registry import ANY, REGISTRY
 from scalein.ir.printer import show_agg, show_expr
 from scalein.ir.unify import Refused, type_literal
 
@@ -104,9 +104,10 @@ def _resolve(expr: Expr, scope: Scope) -> Expr:
 
 
 def _text_hint(node: Col, expr: Expr) -> str | None:
-    """A hint for a text among the columns that concat_str joins."""
-    joined = any(isinstance(each, Call) and each.fn == "concat_str" and node in each.args for each in walk(expr))
-    return f"a str is a column's name here; the text is written si.lit({node.name!r})" if joined else None
+    """A hint for a text among the arguments of a function that takes any number of columns."""
+    is_among = any(isinstance(each, Call) and REGISTRY[each.fn].arity == ANY and node in each.args
+                   for each in walk(expr))
+    return f"a str is a column's name here; the text is written si.lit({node.name!r})" if is_among else None
 
 
 def nested_aggregate(node: AggregateResult, at: SourceLoc) -> BadArgument:

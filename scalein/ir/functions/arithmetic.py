@@ -287,3 +287,14 @@ declare(
     Function("exp", _float_function, show="{0}.exp()", sql=("EXP",), duckdb="exp({0})", numpy=("exp",)),
     Function("log", _float_function, show="{0}.log()", sql=("LN",), duckdb="ln({0})", numpy=("log",)),
 )
+
+
+def plus(number: Expr, more: int) -> Expr:
+    """A 64-bit integer with another added to it; overflow is an error."""
+    return Call("add", (number, Lit(more, I64)), dtype=I64, nullable=number.nullable)
+
+
+def floored(number: Expr, step: int) -> Expr:
+    """The greatest multiple of a step that is not above a 64-bit integer; overflow is an error."""
+    count = Call("floordiv", (number, Lit(step, I64)), dtype=I64, nullable=number.nullable)
+    return Call("mul", (count, Lit(step, I64)), dtype=I64, nullable=number.nullable)
