@@ -29,6 +29,13 @@ MET: list[tuple[object, Mapping[str, str]]] = [
     (col("x").list, hints.LIST), (col("x").struct, hints.STRUCT), (GROUPS, hints.GROUP_BY),
     (si.when(col("x") > 1), hints.WHEN), (si, hints.MODULE),
 ]  # fmt: skip
+
+
+@si.udf
+def _half(v: float) -> float:
+    return v / 2
+
+
 IDS = ["flow", "column", "str", "dt", "list", "struct", "group_by", "when", "module"]
 
 
@@ -237,6 +244,10 @@ def test_functions_of_numpy_and_math_that_have_an_equal(
     (lambda x: x.str.strptime("%Y", pa.date32()), "after the type"), (lambda x: FLOW.select(x.abs), "parentheses"),
     (lambda x: FLOW.select(y=x.dt.year), "parentheses"), (lambda x: FLOW.group_by("x").agg(x.sum), "parentheses"),
     (lambda x: FLOW.group_by("x", as_index=False), "no option 'as_index'(.|\n)*leave it out"),
+    (lambda x: FLOW.group_by("s").agg(y=("x", "max")), r"write col\('x'\)\.max\(\)"),
+    (lambda x: FLOW.join(FLOW, x == x), r"not a condition(.|\n)*left_on="),
+    (lambda x: FLOW.join(FLOW, on=[x > col("elsewhere")]), "not a condition"),
+    (lambda x: _half("x"), r"_half takes columns or numbers(.|\n)*col\('x'\)"),
 ])  # fmt: skip
 def test_slips_are_answered_at_their_line(slip: Callable[[Column], object], says: str) -> None:
     with pytest.raises(BadArgument, match=says) as caught:

@@ -25,6 +25,9 @@ _HOWS_ELSEWHERE = {
 Keys = str | Column | Sequence[str | Column]
 
 
+_CONDITIONS = ("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not")  # which no key is
+
+
 def join(left: Op, right: Op, on: Keys | None, left_on: Keys | None, right_on: Keys | None, how: str,
          at: SourceLoc) -> Join:
     """The join of two ops; `right` is read whole first."""
@@ -37,6 +40,11 @@ def join(left: Op, right: Op, on: Keys | None, left_on: Keys | None, right_on: K
                               hint="leave on= away, or how=")
         return Join(left, right, (), (), how, _kept(left, right, [], at), at=at)
     left_given, right_given = _both_sides(on, left_on, right_on, at)
+    for key in (*left_given, *right_given):
+        if isinstance(key, Column) and isinstance(key.node, Call) and key.node.fn in _CONDITIONS:
+            raise BadArgument("join takes key columns, not a condition", at=at, found=repr(key),
+                              hint='write on="id", or left_on="id", right_on="ad_id"; for another condition '
+                                   'how="cross", then filter(...)')
     left_scope = Scope(left.schema, "join (left side)", at)
     right_scope = Scope(right.schema, "join (right side)", at)
     left_keys = [row_expr(as_column(key, "join"), left_scope) for key in left_given]

@@ -126,6 +126,8 @@ def _how_to_write(given: object) -> str:
             return f"for example col({given!r}).sum()"
         case dict() if given and all(isinstance(fn, str) and hasattr(Column, fn) for fn in given.values()):
             return f"write {', '.join(f'col({name!r}).{fn}()' for name, fn in given.items())}"
+        case (str() as name, str() as fn) if hasattr(Column, fn):
+            return f"write col({name!r}).{fn}()"
         case dict():
             return "unpack it: agg(**aggregates)"
         case list() | tuple() | set():

@@ -219,7 +219,9 @@ GROUP_BY = {
         "sum", "mean", "min", "max", "first", "last", "median", "std", "var", "n_unique")},
     "avg": 'use .agg(col("x").mean())', "nunique": 'use .agg(col("x").n_unique())',
     "quantile": 'use .agg(col("x").quantile(q))', "aggregate": "use agg", "all": 'use .agg(col("x").collect())',
-    **dict.fromkeys(("head", "tail", "nlargest"), 'use .agg(col("x").top_k(k, by=...))'),
+    **dict.fromkeys(("head", "tail", "nlargest", "top_k", "bottom_k"),
+                    'use .agg(col("x").top_k(k, by=...)), for each column that you want, then explode(...); '
+                    "a row without a value in a column does not count there, so fill_null(...) it first"),
     **dict.fromkeys(("filter", "having"), "use it behind .agg(...)"),
     **dict.fromkeys(("window", "rolling", "time_window", "count_window"),
                     'give the window with the keys: group_by("k", si.tumbling("t", "10s"))'),

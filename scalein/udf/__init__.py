@@ -58,7 +58,7 @@ class UdfFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not any(isinstance(arg, Column) for arg in (*args, *kwargs.values())):
-            return self.python(*args, **kwargs)
+            return self._plain(args, kwargs)
         import inspect
 
         at = here()
@@ -70,6 +70,17 @@ class UdfFunction:
         bound.apply_defaults()
         given = tuple(as_expr(bound.arguments[name], at) for name in signature.parameters)
         return Column(Call("udf", given, (self.ir,), at=at))
+
+    def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The function's own value for Python's values."""
+        try:
+            return self.python(*args, **kwargs)
+        except TypeError:
+            names = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, str)]
+            if not names or any(param.dtype.is_string for param in self.ir.params):
+                raise
+            raise BadArgument(f"{self.ir.name} takes columns or numbers, not a text", at=here(), found=repr(names[0]),
+                              takes=self._signature(), hint=f"a column is written col({names[0]!r})") from None
 
     def __repr__(self) -> str:
         return f"<udf {self.ir.name}({self._signature()})>"

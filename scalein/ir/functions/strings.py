@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from scalein.dtypes import BOOL, I64, STR
+from scalein.dtypes import BOOL, I64, STR, TIMES
 from scalein.ir.exprs import Call, Expr, Lit, type_of
 from scalein.ir.functions.registry import ANY, REGISTRY, Args, Function, Nulls, always, declare, typed
 from scalein.ir.unify import Refused, nested_hint, own_type_of, type_literal, unify
@@ -43,6 +43,8 @@ def concatenated(call: Call, args: Args) -> Expr:
     if other is not None:
         shown = " and ".join("null" if own is None else repr(own) for own in owns)
         hint = nested_hint(other) if other.is_nested else (
+            "a length of time is written datetime.timedelta(hours=1)" if other.kind in TIMES and any(
+                isinstance(arg, Lit) for arg in args) else
             f"cast the {other!r} with .cast(pa.string()), or let si.concat_str(...) do so")
         raise Refused(f"+ does not take {shown}", hint)
     left, right = unify(args, "+ does not take")

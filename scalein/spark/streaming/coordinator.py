@@ -15,7 +15,6 @@ otherwise, with the same rows. The number of partitions is read at the start of 
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -236,8 +235,8 @@ class Coordinator:
             warn(text, self._spec.at)
         if late and "late" not in self._spec.committers and not self._has_warned_of_late_rows:
             self._has_warned_of_late_rows = True
-            warnings.warn(f"{late} rows came too late and were dropped; later ones are only counted: see "
-                          'last_progress["late_rows"], or give late= a sink', RuntimeWarning, stacklevel=2)
+            warn(f"{late} rows came too late and were dropped; later ones are only counted: see "
+                 'last_progress["late_rows"], or give late= a sink', self._spec.at)
         return {"batch_id": number, "partitions": partitions, "rows_in": rows, "row_groups_skipped": skipped.row_groups,
                 "rows_out": sum(as_int(each["rows_out"]) for each in results), "late_rows": late,
                 "failed_rows": failed, "timeless_rows": timeless, "outlier_rows": clock.outlier_rows,
