@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import scalein as si
 from scalein.api.flow import Flow
 from scalein.connectors.base import BoundSource
-from scalein.connectors.formats.json_lines import lines
+from scalein.connectors.formats.json_writer import lines
 from scalein.storage.checked_json import Json
 
 SCHEMA = pa.schema({"n": pa.int64(), "x": pa.float64(), "s": pa.string(), "t": pa.timestamp("us"), "b": pa.bool_()})

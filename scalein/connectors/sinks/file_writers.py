@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.connectors.formats.json_lines import JsonWriter
+from scalein.connectors.formats.json_writer import JsonWriter
 from scalein.errors import NO_PERMISSION, WriteFailed
 
 SAMPLE_ROWS = 4096  # first rows of a Parquet file, which decide what columns get a dictionary

@@ -32,7 +32,7 @@ from scalein.ir.exprs import Call, Col, Expr, Lit, NamedAgg, type_of
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import stream_path
 from scalein.ir.tables import AccKind
-from scalein.spark.batch.calls import literal, spark_call, spark_type, unless
+from scalein.spark.batch.catalyst_calls import literal, spark_call, spark_type, unless
 from scalein.spark.batch.filters import push_to_spark, quote_name
 from scalein.spark.types import spark_arrow_schema, spark_schema, to_spark
 

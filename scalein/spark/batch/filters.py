@@ -28,7 +28,7 @@ from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
 from scalein.ir.functions.compare import COMPARISONS
 from scalein.ir.functions.registry import REGISTRY, Nulls, evaluate
 from scalein.ir.rewrite import stream_path, transform_streams
-from scalein.spark.batch.calls import spark_call, time_literal, time_type
+from scalein.spark.batch.catalyst_calls import spark_call, time_literal, time_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
