@@ -8,6 +8,7 @@ card that stays as it was drawn.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -72,6 +73,7 @@ class Display:
         self._id = uuid.uuid4().hex
         self._shell: Any = None  # IPython's, once the card has been shown
         self._drawn_s = 0.0
+        self._lock = threading.RLock()  # what is published last was drawn last
 
     def show(self) -> None:
         """Show the card in the output of the current cell.
@@ -93,27 +95,29 @@ class Display:
 
     def close(self) -> None:
         """Draw the last state."""
-        shell, self._shell = self._shell, None
-        if shell is not None:
-            shell.events.unregister("post_run_cell", self._redraw)
-            self._publish(shell, update=True)
+        with self._lock:
+            shell, self._shell = self._shell, None
+            if shell is not None:
+                self._publish(shell, update=True)
+                shell.events.unregister("post_run_cell", self._redraw)
 
     def _redraw(self, *result: object) -> None:  # IPython passes the result of the cell
-        shell = self._shell
-        if shell is None:
-            return
-        if self._draw() is None:
-            self.close()
-        else:
-            self._publish(shell, update=True)
+        with self._lock:
+            if self._shell is None:
+                return
+            if self._draw() is None:
+                self.close()
+            else:
+                self._publish(self._shell, update=True)
 
     def _publish(self, shell: Any, update: bool) -> None:
-        draw = self._draw()
-        if draw is not None:
-            self._drawn_s = time.monotonic()
-            html, text = draw()
-            shell.display_pub.publish({"text/html": html, "text/plain": text}, transient={"display_id": self._id},
-                                      update=update)
+        with self._lock:
+            draw = self._draw()
+            if draw is not None:
+                self._drawn_s = time.monotonic()
+                html, text = draw()
+                shell.display_pub.publish({"text/html": html, "text/plain": text}, transient={"display_id": self._id},
+                                          update=update)
 
 
 def notebook_shell() -> Any:

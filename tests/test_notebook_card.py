@@ -188,3 +188,29 @@ def test_amounts() -> None:
         "0 bytes", "999 bytes", "1.0 kB", "2.5 MB", "7,000.0 GB"]
     assert [format_seconds(s) for s in (0, 0.0005, 2, 89, 100, 7_200, 2e5, 1e8)] == [
         "0.0 ms", "0.5 ms", "2.0 s", "89.0 s", "1.7 min", "2.0 h", "2.3 days", "3.2 years"]
+
+
+def test_what_was_drawn_last_is_published_last(notebook: Notebook) -> None:
+    drawing, go_on = threading.Event(), threading.Event()
+
+    class Counter:
+        count = 0
+
+        def draw(self) -> tuple[str, str]:
+            self.count += 1
+            number = self.count
+            if number == 2:  # by the thread, which is overtaken
+                drawing.set()
+                go_on.wait(20)
+            return f"<b>{number}</b>", str(number)
+
+    counter = Counter()
+    display = notebook_card.Display(counter.draw)
+    display.show()
+    thread = threading.Thread(target=display.update)
+    thread.start()
+    assert drawing.wait(20)
+    threading.Timer(0.05, go_on.set).start()
+    notebook.end_cell()
+    thread.join()
+    assert notebook.last == "<b>3</b>"

@@ -114,7 +114,7 @@ class WindowedAggregate(WindowCloser, Partial):
     # --- speculation: the kernels that aggregate the rows report their times
 
     def can_speculate(self, column: str, rows: int) -> bool:
-        """Whether so many rows, with their times in a column, may be aggregated before they are checked for late rows.
+        """Whether `rows` rows, with their times in `column`, may be aggregated before they are checked for late rows.
 
         It pays for many rows, and is wasted if one is late.
         """

@@ -114,7 +114,7 @@ class Job:
                               hint="what runs inside of the job, like a sink's function, may call stop() or scale()")
 
     def await_end(self, timeout: float) -> bool:
-        """Whether the job has ended, after at most so many seconds; raises nothing."""
+        """Whether the job has ended, after waiting at most `timeout` seconds; raises nothing."""
         return self._supervisor.ended.wait(timeout)
 
     def await_termination(self, timeout: float | None = None) -> bool:

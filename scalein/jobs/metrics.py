@@ -47,7 +47,9 @@ class Latency:
         return float(_BUCKETS[min(place, len(_BUCKETS) - 1)])
 
     def buckets(self) -> list[tuple[float, int]]:
-        """Rows that took at most so many seconds, in steps of two to three, and at last those of any time."""
+        """A cumulative histogram: limits in seconds, each 2.2 times the one before and the last infinite, with the
+        number of rows that took no longer.
+        """
         below = np.cumsum(self.counts)
         places = range(0, len(_BUCKETS), _BUCKETS_A_STEP)
         return [*((float(_BUCKETS[k]), int(below[k])) for k in places), (float("inf"), int(below[-1]))]

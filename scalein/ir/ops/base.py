@@ -7,6 +7,7 @@ here recurses.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from scalein.ir.physical import Node
 
 
-class Op:
+class Op(ABC):
     """A logical operator over its inputs; subclasses are frozen dataclasses.
 
     Equal ops have equal digests: data and places in the user's code do not count.
@@ -81,9 +82,9 @@ class Op:
         """The inputs whose rows a job passes on; the others, which come after them, are static tables."""
         return self.inputs
 
+    @abstractmethod
     def _columns(self) -> Schema:
         """The schema; those of the inputs are made."""
-        raise NotImplementedError
 
     def _own_fields(self) -> Iterator[tuple[str, object]]:
         """What makes this op the op it is, beside its inputs."""
@@ -110,9 +111,9 @@ class Op:
 
     # --- rebuilding
 
+    @abstractmethod
     def with_inputs(self, inputs: tuple[Op, ...]) -> Op:
         """The op over other inputs with the columns that it reads; the same object if they are the same."""
-        raise NotImplementedError
 
     def exprs(self) -> tuple[tuple[Expr, int], ...]:
         """Every expression, each with the number of the input whose columns it reads."""
@@ -176,9 +177,9 @@ class Op:
 
     # --- the physical plan
 
+    @abstractmethod
     def physical(self, p: Planner) -> Node:
         """The node that computes this op; those of its inputs are `p.node(input)`."""
-        raise NotImplementedError
 
 
 def _unpickled(first: tuple[Op, ...], kind: type[Op], *fields: object) -> Op:
