@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.arrow_rows import taken
+from scalein.cancellation import interruptible
 from scalein.compiler import Input, plan_of
 from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
@@ -98,8 +99,9 @@ class Query:
         inputs = [given if source.data is None else source.data for source in self._sources]
         run = _Run(options, join_tables=self._join_tables, inputs=inputs, idle=self._idle, static=self._static)
         try:
-            rows = _conformed(lambda: run.rows(self._plan), self._schema)
-            yield from arrow_offset_limits.with_limit_errors("this flow", rows)
+            with interruptible():
+                rows = _conformed(lambda: run.rows(self._plan), self._schema)
+                yield from arrow_offset_limits.with_limit_errors("this flow", rows)
         except ComputeError as error:
             from scalein.exec.error_location import located
 

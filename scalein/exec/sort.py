@@ -9,17 +9,21 @@ NaN is the greatest number; nulls are where `nulls_last` says (`argsort`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.arrow_rows import as_numpy, from_numpy, taken
+from scalein.cancellation import DETACHED_ROWS, raise_if_cancelled, run_detached
 from scalein.exec import arrow_offset_limits
 from scalein.ir.physical import Sort
 from scalein.kernels.bind import conformed
+
+Result = TypeVar("Result")
 
 RESULT_ROWS = 1 << 18  # of an output batch
 PIECE_ROWS = 1 << 16  # compared at once, and held beside the best rows so far
@@ -50,15 +54,28 @@ def _in_order(node: Sort, parts: list[pa.RecordBatch], schema: pa.Schema,
     """The rows of some batches in order, or the first of them; text too long for one array becomes large text."""
     table = pa.Table.from_batches(parts, schema)
     parts.clear()
-    columns = [arrow_offset_limits.WholeColumn(column) for column in table.columns]
+    run = run_detached if table.num_rows > DETACHED_ROWS else _run_here
+    columns = run(partial(_whole_columns, table))
     del table
     arrays = {name: column.arrays[0] for name, column in zip(schema.names, columns, strict=True)}
-    order = _row_order(node, arrays)[:count]
+    order = run(partial(_row_order, node, arrays))[:count]
     heavy = [column.weights[order] for column in columns if column.weights is not None]
     weights = arrow_offset_limits.total_weights(heavy)
     for start, stop in arrow_offset_limits.cut_points(len(order), RESULT_ROWS, weights):
         part = order[start:stop]
         yield pa.RecordBatch.from_arrays([column.take(part) for column in columns], schema.names)
+
+
+def _run_here(function: Callable[[], Result]) -> Result:
+    return function()
+
+
+def _whole_columns(table: pa.Table) -> list[arrow_offset_limits.WholeColumn]:
+    found = []
+    for column in table.columns:
+        raise_if_cancelled()
+        found.append(arrow_offset_limits.WholeColumn(column))
+    return found
 
 
 def _first_rows(node: Sort, batches: Iterator[pa.RecordBatch], schema: pa.Schema,
@@ -162,6 +179,7 @@ def argsort(keys: Sequence[tuple[pa.Array, bool]], nulls_last: bool) -> Rows:
     """Row numbers in the order of the keys (a column, and whether the greatest comes first)."""
     rows: Rows | None = None  # None: the identity
     for column, descending in reversed(keys):
+        raise_if_cancelled()
         if column.null_count == 0:
             rows = _argsort_column(column, descending, rows)
             continue
