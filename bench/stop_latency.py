@@ -39,7 +39,12 @@ def child(name: str, memory: str | None, in_thread: bool, workers: int | None) -
     try:
         if in_thread:
             done = threading.Event()
-            threading.Thread(target=lambda: (run(), done.set())).start()
+
+            def run_and_say() -> None:
+                run()
+                done.set()
+
+            threading.Thread(target=run_and_say).start()
             try:
                 done.wait()
             finally:
