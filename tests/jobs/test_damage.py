@@ -253,9 +253,9 @@ def test_the_job_goes_on_when_a_checkpoint_cannot_be_written(
     job = flow(si.from_source(stream)).start(sink=si.to_ipc(folder / "out"), checkpoint=folder / "checkpoint",
                                              every="5ms", workers=1)
     until(lambda: rows_in(job) == 14 * 50, job)
-    fails = failing(monkeypatch, os, name, number, where)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        fails = failing(monkeypatch, os, name, number, where)
         stream.allow("all", 16)
         if name in ("posix_fallocate", "pwrite") or where == "image-":  # also the file system may not do without it
             until(lambda: rows_in(job) == 16 * 50, job)
@@ -400,7 +400,14 @@ def test_everything_is_on_disk_before_the_manifest(tmp_path: Path, monkeypatch: 
         real(old, new)
 
     monkeypatch.setattr(os, "rename", rename)
-    job = start(tmp_path, every="1ms", max_rows_per_second=2_000)
+    stream = Stream({"all": BATCHES}, allowed={"all": 5})
+    job = flow(si.from_source(stream)).start(sink=si.to_ipc(tmp_path / "out"), checkpoint=tmp_path / "checkpoint",
+                                             every="1h", workers=1)
+    for allowed in (5, 10, 15):
+        stream.allow("all", allowed)
+        until(lambda: rows_in(job) == allowed * 50, job)  # noqa: B023
+        job.snapshot()
+    stream.end()
     job.wait()
     assert len(checked) > 2
 

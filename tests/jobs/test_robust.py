@@ -20,7 +20,7 @@ from scalein.jobs.coordinator import MAX_FAILURES
 from scalein.jobs.job import Job
 from scalein.jobs.monitor import log_lines
 from scalein.state.row_buffer import RowBuffer
-from scalein.testing import Crashed, Stream, crash_at, until
+from scalein.testing import Clock, Crashed, Stream, crash_at, until
 from tests.jobs.streams import rows_in
 
 BATCHES = [pa.record_batch({"t": pa.array([n, n + 1]), "k": pa.array([n % 3, n % 5])}) for n in range(0, 40, 2)]
@@ -260,10 +260,11 @@ def test_a_savepoint_is_copied_where_files_cannot_be_linked(number: int, tmp_pat
         raise OSError(number, os.strerror(number), os.fspath(new))
 
     monkeypatch.setattr(os, "link", link)
-    job = start("one", max_rows_per_second=100)
-    until(lambda: rows_in(job) > 0, job)
-    point = job.snapshot("fork")
-    job.stop(drain=True)
+    with Clock():  # it stands still: the rate lets only the first rows pass
+        job = start("one", max_rows_per_second=100)
+        until(lambda: rows_in(job) > 0, job)
+        point = job.snapshot("fork")
+        job.stop(drain=True)
     start("two", savepoint=point).wait()
     for name in ("one", "two"):
         rows = pa.concat_tables(pa.ipc.open_file(part).read_all() for part in (tmp_path / f"{name}-out").glob("part-*"))
