@@ -21,7 +21,7 @@ def rows(first: int, count: int, is_text: bool) -> pa.Table:
     keys = np.arange(first, first + count)
     if is_text:
         return pa.table({"k": keys, "v": pa.array([TEXT] * count, pa.string())})
-    return pa.table({"k": keys, **{name: keys for name in "vwxyz"}})
+    return pa.table({"k": keys, **dict.fromkeys("vwxyz", keys)})
 
 
 def opened(path: Path, is_text: bool, memory: int | None = MEMORY, readonly: bool = False) -> LogStore:
