@@ -43,7 +43,7 @@ from scalein.ir.printer import show_expr
 from scalein.ir.stages import FilterStep
 from scalein.ir.tables import Key, Slicing
 from scalein.kernels.bind import conformed
-from scalein.memory import MemoryAccount
+from scalein.memory import MemoryAccount, keep_at_most
 from scalein.options import Options
 
 if TYPE_CHECKING:  # what only some flows need is imported with the first of them
@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # what only some flows need is imported with the first of the
     from scalein.exec.preaggregate import PreAggregation
     from scalein.ir.partials import TwoPhase
 
+POOLED_SHARE = 8  # of a memory limit, unused maps that are pooled for reuse have 1/8
 READ_SHARE = 8  # of a memory limit, what a source may prefetch is 1/8
 SMALL_INPUT_ROWS = 1 << 16  # preparing the operators would take longer than running them
 ReusedOperators: TypeAlias = "dict[int, PreAggregation | PipelineOperator]"  # by the node's identity
@@ -100,8 +101,9 @@ class Query:
         """The result batch by batch."""
         inputs = [given if source.data is None else source.data for source in self._sources]
         run = _Run(options, join_tables=self._join_tables, inputs=inputs, idle=self._idle, static=self._static)
+        pooled = None if options.memory is None else options.memory // POOLED_SHARE
         try:
-            with interruptible():
+            with interruptible(), keep_at_most(pooled):
                 rows = _conformed(lambda: run.rows(self._plan), self._schema)
                 yield from arrow_offset_limits.with_limit_errors("this flow", rows)
         except ComputeError as error:
@@ -290,9 +292,9 @@ class _Run:
         key = self._idle_key(top, table, [*node.joins, *(() if downstream is None else downstream.joins)])
         known = None if key is None or self._idle is None else self._idle.pop(key, None)
         if isinstance(known, HashAggregate) and table is not None:
-            known.reset(table, self._options)
+            known.reset(table, self._options, self._account)
         else:
-            known = hash_aggregate(node, joins, self._options, table, downstream, downstream_joins)
+            known = hash_aggregate(node, joins, self._options, table, downstream, downstream_joins, self._account)
         return self._then_release(known, known.run(rows), key)
 
     def _pipeline(self, node: Pipeline) -> Iterator[pa.RecordBatch]:
