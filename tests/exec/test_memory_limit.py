@@ -13,7 +13,7 @@ import pytest
 
 import scalein as si
 from scalein import ScaleinError, col
-from scalein.exec import radix
+from scalein.exec import radix, spill_partitions
 from scalein.exec.spill_file import SpillFile
 from tests.same import assert_same
 
@@ -26,6 +26,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(radix, "SAMPLE_ROWS", 1 << 12)
     monkeypatch.setattr(radix, "CHUNK_BYTES", 1 << 10)
     monkeypatch.setattr(radix, "SLAB_BYTES", radix.SLAB_CHUNKS << 10)
+    monkeypatch.setattr(spill_partitions, "MIN_DIVIDED_BYTES", 1 << 13)
 
 
 @pytest.fixture
@@ -151,6 +152,39 @@ def test_groups_of_nothing() -> None:
     for flow in GROUPS.values():
         given = mixed(0, 1, 3)
         assert_same(flow(si.from_arrow(given)).collect(memory=1), flow(si.from_arrow(given)).collect(), ordered=False)
+
+
+JOINS = {
+    "inner": lambda flow, table: flow.join(table, on="a"),
+    "left, text": lambda flow, table: flow.join(table.drop("a"), on="s", how="left"),
+    "two keys": lambda flow, table: flow.join(table, on=["a", "s"]).filter(col("i") + col("j") > 10),
+    "semi": lambda flow, table: flow.join(table.select("a"), on="a", how="semi"),
+    "anti": lambda flow, table: flow.join(table.select("s"), on="s", how="anti"),
+    "two tables": lambda flow, table: flow.join(table.select("a", "j"), on="a", how="left")
+    .with_columns(b=col("j") % 100).join(table.select(b=col("a"), v=col("g")), on="b", how="left"),
+    "aggregated": lambda flow, table: flow.join(table.select("a", "j"), on="a").group_by("a").agg(n=col("j").sum()),
+}
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_a_join_with_a_table_larger_than_memory(join: str, written: list[int]) -> None:
+    left, right = mixed(3000, 700, 5), mixed(1500, 700, 6).rename_columns(["a", "g", "s", "j", "m"])
+    ordered = join != "aggregated"
+    want = JOINS[join](si.from_arrow(left), si.from_arrow(right)).collect()
+    for memory, workers in ((1, 1), (100_000, 2), ("1GB", 2)):
+        flow = si.from_arrow(left.to_reader(max_chunksize=331))
+        got = JOINS[join](flow, si.from_arrow(right)).collect(memory=memory, workers=workers)
+        assert_same(got, want, ordered=ordered)
+        assert not ordered or got["i"].to_pylist() == want["i"].to_pylist()
+    assert written
+
+
+@pytest.mark.parametrize(("left", "right"), [(0, 50), (50, 0), (200, 300)])
+def test_a_join_of_few_rows_or_of_one_key(left: int, right: int) -> None:
+    given, table = mixed(left, 1, 5), mixed(right, 1, 6).rename_columns(["a", "g", "s", "j", "m"])
+    for how in ("inner", "left"):
+        flow = si.from_arrow(given).join(si.from_arrow(table.select(["a", "j"])), on="a", how=how)
+        assert_same(flow.collect(memory=1), flow.collect(), ordered=True)
 
 
 def test_a_sort_of_nothing_and_of_one_row() -> None:
