@@ -49,8 +49,8 @@ class TimedRows:
 class Lateness:
     """Separates late rows. Batches without late rows, which are most, are passed through unchanged."""
 
-    def __init__(self, fragment: Fragment, window: ops.Window, delay: int, kept: Sequence[str]) -> None:
-        self._window, self._delay = window, delay
+    def __init__(self, fragment: Fragment, window: ops.Window, kept: Sequence[str]) -> None:
+        self._window = window
         self._kept = list(kept)  # columns of the rows that are passed on
         time = window.time
         is_own = isinstance(time, Col) and _passes_through(fragment.before, time.name, fragment.input)
@@ -64,7 +64,7 @@ class Lateness:
 
     def least_open(self, watermark: int) -> int:
         """The least time that is in a window which is not closed."""
-        least = ((watermark - self._delay - self._window.size) // self._window.every + 1) * self._window.every
+        least = ((watermark - self._window.size) // self._window.every + 1) * self._window.every
         return max(least, _EARLIEST)
 
     def last_end(self, watermark: int) -> int:

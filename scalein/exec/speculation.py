@@ -42,13 +42,6 @@ class Delivery(Protocol):
     def batch(self) -> pa.RecordBatch: ...
     @property
     def is_last(self) -> bool: ...
-    @property
-    def size(self) -> int: ...
-
-
-class Counters(Protocol):
-    rows_in: int
-    bytes_in: int
 
 
 D = TypeVar("D", bound=Delivery)
@@ -58,9 +51,6 @@ class WatermarkOwner(Protocol):
     """What has a watermark, which follows the clocks of partitions."""
 
     watermark: int | None
-
-    @property
-    def metrics(self) -> Counters: ...
 
     def move_watermark(self) -> None: ...
 
@@ -99,7 +89,5 @@ def speculate(time: WatermarkOwner, step: WindowedAggregate, column: str, clocks
         if delivery.is_last:
             clock.end_batch()
             time.move_watermark()
-    time.metrics.rows_in += sum(delivery.batch.num_rows for delivery in full)
-    time.metrics.bytes_in += sum(delivery.size for delivery in full)
     step.end_speculation(True)
     return True

@@ -50,7 +50,7 @@ class WindowCloser(AggregateOperator):
         """
         if self._window is None or self._window.size == self._window.every:
             return None
-        return -FOREVER if self._closed == -FOREVER else self._closed + self._window.every + self._context.delay
+        return -FOREVER if self._closed == -FOREVER else self._closed + self._window.every
 
     @property
     def state_bytes(self) -> int:

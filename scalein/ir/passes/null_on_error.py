@@ -22,11 +22,11 @@ _OURS = ("on_error",)  # what a `try` holds that the user did not write
 
 
 
-def null_on_error(root: ops.Op) -> ops.Op:
-    """The plan with null where an expression would fail. A sum that leaves its 64 bits is no row's fault, and a
-    function of `map_batches` no expression: they raise as ever.
+def null_on_error(*roots: ops.Op) -> list[ops.Op]:
+    """The plans with null where an expression would fail. A sum that leaves its 64 bits is no row's fault, and a
+    function of `map_batches` no expression: they raise as ever. What plans share stays shared.
     """
-    return transform(root, _loosened)
+    return transform(roots, _loosened)
 
 
 def _loosened(op: ops.Op) -> ops.Op:
