@@ -122,7 +122,7 @@ def _start(outputs: list[FlowOutput], checkpoint: object, savepoint: object, boo
     how_wrong = _place(on_error, "on_error", ("raise", "null"), at)
     if how_wrong == "sink":
         sinks["failed"] = _sink(on_error, "on_error", at)
-    _check_different([*(output.sink for output in outputs), *sinks.values()], at)
+    _check_different([output.sink for output in outputs], list(sinks.values()), at)
     if rows_per_second is not None and not rows_per_second > 0:
         raise BadArgument("max_rows_per_second must be a number above 0", at=at, found=repr(rows_per_second))
     if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
@@ -158,14 +158,14 @@ def _sink(given: object, name: str, at: SourceLoc) -> Sink:
     return given  # type: ignore[return-value]
 
 
-def _check_different(sinks: list[Sink], at: SourceLoc) -> None:
-    """Each kind of rows has a sink, and a folder, of its own."""
-    if len({id(each) for each in sinks}) < len(sinks):
+def _check_different(outputs: list[Sink], others: list[Sink], at: SourceLoc) -> None:
+    """Each kind of rows has a sink, and each output a path, of its own."""
+    if len({id(each) for each in (*outputs, *others)}) < len(outputs) + len(others):
         raise BadArgument("one sink cannot take two kinds of rows", at=at, hint="give each its own")
-    paths = [os.path.realpath(path) for sink in sinks if isinstance(path := getattr(sink, "path", None), str)]
+    paths = [os.path.realpath(path) for sink in outputs if isinstance(path := getattr(sink, "path", None), str)]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
-        raise BadArgument("two sinks of a job write to the same path", at=at, found=twice, hint="give each its own")
+        raise BadArgument("two outputs of a job write to the same path", at=at, found=twice, hint="give each its own")
 
 
 def _place(given: object, name: str, words: tuple[str, ...], at: SourceLoc) -> str:
