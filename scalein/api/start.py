@@ -140,11 +140,11 @@ def _start(outputs: list[FlowOutput], checkpoint: object, savepoint: object, boo
     if bootstrap is not None:
         _check_past(roots[0], bootstrap, at)
     every_s = seconds(every, "argument every", at)
-    from scalein.ir.passes.null_on_error import null_on_error
+    from scalein.ir.passes.null_on_error import null_on_errors
     from scalein.jobs.job import Job
     from scalein.jobs.spec import JobOutput, JobSpec
 
-    roots = null_on_error(*roots) if how_wrong == "null" else roots
+    roots = null_on_errors(roots) if how_wrong == "null" else roots
     found = tuple(JobOutput(root, output.sink, output.at) for root, output in zip(roots, outputs, strict=True))
     return Job(JobSpec(found, options, sinks, folder, point, bootstrap, every_s, emit, how_late, how_wrong,
                        rows_per_second, until is not None, restarts, at))

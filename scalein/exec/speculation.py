@@ -81,7 +81,8 @@ def speculate(time: WatermarkOwner, step: WindowedAggregate, column: str, clocks
         clock, times = clocks[delivery.reader.name], within.get(id(delivery))
         if times is not None:
             if time.watermark is not None and step.is_late(times[0], time.watermark):
-                clocks.update(before)
+                for name, known in before.items():
+                    vars(clocks[name]).update(vars(known))  # in place: the timeline has the same clocks
                 time.watermark = watermark
                 step.end_speculation(False)
                 return False

@@ -22,10 +22,15 @@ _OURS = ("on_error",)  # what a `try` holds that the user did not write
 
 
 
-def null_on_error(*roots: ops.Op) -> list[ops.Op]:
-    """The plans with null where an expression would fail. A sum that leaves its 64 bits is no row's fault, and a
-    function of `map_batches` no expression: they raise as ever. What plans share stays shared.
+def null_on_error(root: ops.Op) -> ops.Op:
+    """The plan with null where an expression would fail. A sum that leaves its 64 bits is no row's fault, and a
+    function of `map_batches` no expression: they raise as ever.
     """
+    return null_on_errors([root])[0]
+
+
+def null_on_errors(roots: Sequence[ops.Op]) -> list[ops.Op]:
+    """The same of several plans: what they share stays shared."""
     return transform(roots, _loosened)
 
 

@@ -80,7 +80,7 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
     location = parse_location(checkpoint, at)
     input_schema = check_input_schema(unbound_source(q.op, at).arrow, stream_df.schema, at)
     op = read_static_tables(with_input_types(q.op, input_schema), at)
-    plan = StreamPlan(null_on_error(op)[0] if error_policy == "null" else op, emit, late_policy, error_policy, at)
+    plan = StreamPlan(null_on_error(op) if error_policy == "null" else op, emit, late_policy, error_policy, at)
     committers = {"out": make_committer(sink, plan.schema, "out", location, at)}
     if late_policy == "sink":
         if plan.window is None:
