@@ -528,7 +528,8 @@ class Flow(ForeignNames):
 
         `until="now"` ends the job when it has taken what is there, with windows left open: the next start with the same
         checkpoint takes what came since, as a job of every night does. `restarts` is how often a job that failed is
-        started again, from its last checkpoint, after failures that may pass: of a disk, a network or a sink.
+        started again, from its last checkpoint, after failures that may pass: of a disk, a network or a sink. One
+        failed checkpoint does not end the job; ten in a row do, with growing waits in between, after a minute or more.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col
