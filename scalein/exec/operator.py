@@ -351,9 +351,10 @@ def run_by_watermark(morsels: Iterable[Morsel], run: Callable[[Batches], Batches
             for batch in run([each.batch for each in some])]
 
 
-def open_store(context: Context, key: pa.Schema, value: pa.Schema, state: Json) -> LogStore:
-    """An operator's store, at the snapshot that a checkpoint names."""
-    return LogStore.open(context.folder, key=key, value=value, memory=context.options.memory,
+def open_store(context: Context, key: pa.Schema, value: pa.Schema, state: Json, reserved_bytes: int = 0) -> LogStore:
+    """An operator's store, at the snapshot that a checkpoint names; some of its memory is `reserved` for others."""
+    memory = None if context.options.memory is None else context.options.memory - reserved_bytes
+    return LogStore.open(context.folder, key=key, value=value, memory=memory,
                          snapshot=None if state is None else as_int(as_map(state)["snapshot"]),
                          workers=MAX_WORKERS, keep=RETAINED_SNAPSHOTS)
 
