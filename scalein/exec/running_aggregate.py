@@ -141,7 +141,7 @@ class RunningAggregate(Partial):
         if self._apart is None or self._window is None:
             return partials
         of_each = [found for batch in partials
-                   for found in windows_of(batch, self._window.size, self._window.every, self._first_open)]
+                   for found in windows_of(batch, self._window, self._first_open)]
         return [batch for batch in self._apart.run(of_each) if batch.num_rows]
 
     def _put(self, partials: pa.RecordBatch, before: pa.RecordBatch | None) -> pa.RecordBatch | None:
@@ -181,7 +181,7 @@ class RunningAggregate(Partial):
         """Of windows that slide, a row may come after some that it is in have closed: see `window_close.py`."""
         if self._window is None or not self._slides:
             return None
-        return -FOREVER if self._first_open == -FOREVER else self._first_open + self._window.size + self._context.delay
+        return -FOREVER if self._first_open == -FOREVER else self._window.end_of(self._first_open) + self._context.delay
 
     def advance(self, watermark: int) -> Batches:
         """Windows of a changelog are dropped when they close."""
