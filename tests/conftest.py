@@ -8,7 +8,7 @@ import difflib
 import os
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +95,15 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def syncs_do_not_wait() -> Iterator[None]:
-    """The kernel holds what was written, and no test cuts its power: those of power cuts have disks of their own, in
-    memory. To wait for the machine's disk would show nothing; `fstat` refuses the handles that a sync would refuse.
+def real_syncs() -> Iterator[dict[str, Callable[[int], None]]]:
+    """The functions that wait for the disk; tests do not wait. The kernel holds what was written, and no test cuts its
+    power: those of power cuts have disks of their own. `fstat` refuses the handles that a sync would refuse.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("fsync", "fdatasync"):
+        real = {name: getattr(os, name) for name in ("fsync", "fdatasync")}
+        for name in real:
             patch.setattr(os, name, os.fstat)
-        yield
+        yield real
 
 
 @pytest.fixture(scope="session")

@@ -47,7 +47,8 @@ TUMBLING, SLIDING = si.tumbling("t", "30ms"), si.sliding("t", "40ms", every="15m
 WINDOW = ("window_start", "window_end")
 
 SHAPES = [
-    Shape("`filter`, `select`, `with_columns`", lambda s: s.filter(col("x") > 0).with_columns(y=col("x") * 2).drop("f")),
+    Shape("`filter`, `select`, `with_columns`", lambda s: s.filter(col("x") > 0).with_columns(y=col("x") * 2).drop(
+        "f")),
     Shape("typed functions (`@si.udf`)", lambda s: s.filter(col("x").is_not_null()).select("k", y=twice(col("x")))),
     Shape("`map_batches`", lambda s: s.map_batches(_add_one, {"k": pa.string(), "y": pa.int64()}).filter(col("y") > 1)),
     Shape("`explode`", lambda s: s.explode("tags").select("k", "tags")),

@@ -33,15 +33,6 @@ from tests.oracle import streams
 from tests.same import assert_same
 from tests.spark.simulated import fold_changes, rows_of, run, start_stream, tasks_over
 
-
-@pytest.fixture(autouse=True, scope="module")
-def no_disk() -> Iterator[None]:
-    """These tests check rows, not durability."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.fsync", lambda handle: None)
-        yield
-
-
 SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string()), ("f", pa.float64()), ("x", pa.int64()), ("y", pa.float64())])
 NAN = float("nan")
 
