@@ -529,6 +529,9 @@ def test_files_of_a_month_close_their_windows_and_outliers_are_reported(tmp_path
     assert why_no_output(coordinator, coordinator._spec.plan).startswith("No batch has ended yet")
     run(coordinator, [[events()]])
     assert why_no_output(coordinator, coordinator._spec.plan).startswith("No row has arrived yet: the 1 batches")
+    assert coordinator.progress is not None
+    assert [coordinator.progress[name] for name in ("watermark_time", "why_no_watermark", "state_rows")] == [
+        None, "no row with a time has arrived yet", 0]
     with pytest.warns(RuntimeWarning, match="2 of 5 rows of a batch are outliers: .* before with_watermark") as caught:
         run(coordinator, [[events(10, 20)], [events(30, 40, None), events(1e9, 2e9)], [events(50, 1e9)]], first=1)
     assert sum("outliers" in str(each.message) for each in caught) == 1
@@ -537,13 +540,26 @@ def test_files_of_a_month_close_their_windows_and_outliers_are_reported(tmp_path
         "a row arrives that is 7150 s later than the latest so far. 3 rows are outliers, more than a day after all "
         "others, and do not advance it unless most rows of 3 batches in a row are. A stream has no end that closes "
         "its last windows.")
+    assert "stream is stopped: started again" in why_no_output(coordinator, coordinator._spec.plan, "stopped")
     run(coordinator, [[events(60 * 60 * 3)]], first=4)
     assert why_no_output(coordinator, coordinator._spec.plan) == "There is output: 1 rows since the start."
+    assert [coordinator.progress[name] for name in ("watermark_time", "why_no_watermark", "state_rows")] == [
+        "2026-01-01 02:00:00", None, 1]
     coordinator.close()
+    resumed = start_stream(flow, tmp_path / "outliers", sink)
+    assert resumed.progress == {**coordinator.progress, "duration_s": None, "phases_s": {}}
+    assert why_no_output(resumed, resumed._spec.plan) == (
+        "No batch has ended yet: Spark has found no new rows in its source, or the first batch is running. It resumes "
+        "after batch 4, with the watermark at 2026-01-01 02:00:00: rows of that batch and of earlier ones do not come "
+        "again.")
+    assert why_no_output(resumed, resumed._spec.plan, "stopped").startswith("The stream was stopped before its first")
+    resumed.close()
     filtered = start_stream(si.flow(EVENTS).filter(col("x") > 9), tmp_path / "filtered", si.to_memory())
     run(filtered, [[events(1, 2)]])
     assert why_no_output(filtered, filtered._spec.plan) == (
         "2 rows have arrived: all of them are dropped by the flow's filters or joins.")
+    assert filtered.progress is not None
+    assert filtered.progress["why_no_watermark"] == "the flow has no with_watermark"
     filtered.close()
 
 

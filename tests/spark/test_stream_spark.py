@@ -66,9 +66,13 @@ def test_changes_scale_and_stop(spark: Any, tmp_path: Path) -> None:
     write(tmp_path / "in", range(3))
     where: dict[str, Any] = {"sink": si.to_parquet(tmp_path / "out"), "checkpoint": tmp_path / "checkpoint",
                              "emit": "changes"}
-    job = sis.start(GROUPS, stream(spark, tmp_path / "in"), partitions=2, trigger="0 seconds", **where)
+    job = sis.start(GROUPS, stream(spark, tmp_path / "in"), partitions=2, trigger="0 seconds", name="by key", **where)
     with pytest.raises(ScaleinError, match="another stream is using this checkpoint"):
         sis.start(GROUPS, stream(spark, tmp_path / "in"), **where)
+    with pytest.raises(BadArgument, match="a query with the name 'by key' is active"):
+        sis.start(GROUPS, stream(spark, tmp_path / "in"), name="by key", **{**where, "checkpoint": tmp_path / "other"})
+    assert not (tmp_path / "other").exists()
+    assert "by key" in [query.name for query in spark.streams.active]
     while job.last_progress is None or job.last_progress["batch_id"] != 2:
         time.sleep(0.05)
         assert job.is_active, job.exception
@@ -78,7 +82,15 @@ def test_changes_scale_and_stop(spark: Any, tmp_path: Path) -> None:
     while job.last_progress["batch_id"] != 4:
         time.sleep(0.05)
     assert job.last_progress["partitions"] == 3
+    assert (job.name, job.last_progress["name"], job.query.lastProgress.name) == ("by key",) * 3
+    assert list(job.last_progress["phases_s"]) == ["tasks", "prepare", "publish", "commit", "cleanup"]
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    described = [str(jobs.apply(k).description().getOrElse(None)) for k in range(jobs.size())]
+    assert any(text.startswith("by key\n") and "batch = 4" in text
+               and text.endswith("scalein: Aggregate by k: n = count(), s = x.sum(), most = x.max()")
+               for text in described)  # fmt: skip
     job.stop()
+    assert repr(job) == "StreamJob('by key', stopped, batch 4, 3 partitions)"
     assert (job.status, job.exception) == ("stopped", None)
     job.wait()
     assert_same(sis.read_state(tmp_path / "checkpoint"), GROUPS.collect(everything))
@@ -150,7 +162,16 @@ def test_files_of_a_month_close_their_windows(spark: Any, tmp_path: Path) -> Non
     assert_same(ds.dataset(tmp_path / "out").to_table(), want.sort_by("window_start").slice(0, want.num_rows - 2))
     assert job.last_progress is not None
     assert (job.last_progress["batch_id"], job.last_progress["outlier_rows"]) == (2, 0)
+    assert job.last_progress["watermark_time"] == "2024-03-31 22:00:00"
     assert job.why_no_output() == f"There is output: {want.num_rows - 2:,} rows since the start."
+    again = sis.start(flow, stream(spark, tmp_path / "in"), sink=si.to_parquet(tmp_path / "out"), partitions=1,
+                      checkpoint=tmp_path / "checkpoint", trigger=NOW)  # fmt: skip
+    again.wait()
+    assert again.why_no_output() == (
+        "The stream is finished, without a batch: Spark has found no new rows in its source. It resumes after batch 2, "
+        "with the watermark at 2024-03-31 22:00:00: rows of that batch and of earlier ones do not come again.")
+    assert again.last_progress is not None
+    assert (again.last_progress["batch_id"], again.last_progress["duration_s"]) == (2, None)
 
 
 def test_windows_and_a_function_of_a_dataframe(spark: Any, tmp_path: Path) -> None:
@@ -228,7 +249,10 @@ def test_errors_are_translated(spark: Any, tmp_path: Path) -> None:
         (BadArgument, "has no windows", {"late": si.to_memory()}),
         (BadArgument, "on_error has no such policy", {"on_error": "drop"}),
         (BadArgument, "on_error takes a sink of its own", {"on_error": 3}),
-        (BadArgument, "checkpoint takes a directory", {"checkpoint": None}),
+        (BadArgument, "checkpoint takes a directory", {"checkpoint": 3}),
+        (BadArgument, r"needs a checkpoint(.|\n)*hint +checkpoint=", {"checkpoint": None}),
+        (BadArgument, "name takes a text", {"name": " "}),
+        (BadArgument, "name takes a text", {"name": 3}),
         (BadData, "has no column 'y'", {"q": si.flow({"y": pa.int64()}).select("y")}),
     ]  # fmt: skip
     for kind, message, wrong in refused:

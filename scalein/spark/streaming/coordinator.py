@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc, StoreFailed, warn
+from scalein.exec.diagnosis import shown
 from scalein.exec.event_time import TimeSummary, outlier_warning
 from scalein.spark.key_groups import KEY_GROUPS
 from scalein.spark.row_groups import Skipped
@@ -53,6 +54,7 @@ class StreamSpec:
     trigger: dict[str, object]
     migration: str
     at: SourceLoc
+    name: str | None = None  # of Spark's query
 
 
 @dataclass
@@ -66,13 +68,26 @@ class Totals:
     timeless_rows: int = 0
 
 
+class Phases:
+    """Seconds of the phases of a batch."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def end(self, phase: str) -> None:
+        """End a phase that began with the end of the one before."""
+        now = time.monotonic()
+        self.seconds[phase], self._since = round(now - self._since, 3), now
+
+
 class Coordinator:
     """Runs and commits the batches of a stream. It holds the checkpoint until `close`."""
 
     def __init__(self, spec: StreamSpec, broadcast: BroadcastPlan) -> None:
         self._spec, self._broadcast = spec, broadcast
         self.partitions = spec.partitions
-        self.progress: dict[str, object] | None = None
+        self.progress: dict[str, object] | None = None  # of the last batch, perhaps of an earlier start
         self.totals = Totals()
         self._has_warned_of_late_rows = self._has_warned_of_outliers = False
         self._manifests = Manifests(spec.location)
@@ -97,6 +112,7 @@ class Coordinator:
                 self._runs = [Run.from_json(each) for each in as_list(self._last["runs"])]
                 committed = as_map(self._last["output"])
                 self._previous_files = self._needed_files(self._runs, committed)
+                self.progress = {**as_map(self._last["progress"]), "duration_s": None, "phases_s": {}}
             except (ValueError, KeyError, TypeError) as error:
                 raise Damaged("a manifest has unexpected content", found=repr(error),
                               file=location.uri_of(key_of(self._last).name)) from error
@@ -132,7 +148,7 @@ class Coordinator:
     def run_batch(self, number: int, query: str, run_tasks: RunTasks, spark: SparkSession | None) -> None:
         """Run and commit a batch of Spark's `query`; `run_tasks` runs its tasks."""
         self._check_query(query)
-        done = -1 if self._last is None else as_int(self._last["batch"])
+        done = -1 if self.last_batch is None else self.last_batch
         if number == done:
             self._check_outlets()
             self._manifests.check_not_superseded()
@@ -162,11 +178,12 @@ class Coordinator:
                                   hint="start the stream once with that sink; after that it may be another")
 
     def _run(self, number: int, query: str, run_tasks: RunTasks, spark: SparkSession | None) -> None:
-        started, partitions = time.monotonic(), self.partitions
+        phases, partitions = Phases(), self.partitions
         spec, prefix = self._spec, f"{self._manifests.name}-{number:010}"
         sinks = {role: committer.task_sink for role, committer in spec.committers.items()}
         result = run_tasks(MicroBatch(self._broadcast, spec.input.flow_types, prefix, partitions, self.clock,
                                       tuple(self._runs), spec.location, spec.migration, sinks))
+        phases.end("tasks")
         results = [result.tasks[task] for task in sorted(result.tasks)]
         runs, clock = self._state_after(results, partitions, result.skipped.times)
         output: dict[str, Json] = {}
@@ -181,15 +198,24 @@ class Coordinator:
             "watermark": clock.watermark, "output": output, "progress": progress}  # fmt: skip
         needed = self._needed_files(runs, output)
         self._check_visible(runs, needed - {run.file for run in runs})
+        phases.end("prepare")
         self._last = self._manifests.publish(number, content)
         self._runs, self.clock = runs, clock
+        phases.end("publish")
         self._commit(spark)
+        phases.end("commit")
         self._manifests.remove_unreferenced(needed, self._previous_files)
         self._previous_files = needed
-        self.progress = {**progress, "duration_s": round(time.monotonic() - started, 3)}
+        phases.end("cleanup")
+        self.progress = {**progress, "duration_s": round(sum(phases.seconds.values()), 3), "phases_s": phases.seconds}
         self.totals = Totals(self.totals.batches + 1, *(
             getattr(self.totals, name) + as_int(progress[name])
             for name in ("rows_in", "rows_out", "late_rows", "timeless_rows")))
+
+    @property
+    def last_batch(self) -> int | None:
+        """The number of the last batch of the checkpoint."""
+        return None if self._last is None else as_int(self._last["batch"])
 
     @property
     def next_end(self) -> int | None:
@@ -237,11 +263,24 @@ class Coordinator:
             self._has_warned_of_late_rows = True
             warn(f"{late} rows came too late and were dropped; later ones are only counted: see "
                  'last_progress["late_rows"], or give late= a sink', self._spec.at)
-        return {"batch_id": number, "partitions": partitions, "rows_in": rows, "row_groups_skipped": skipped.row_groups,
+        by_file = {run.file: run for run in runs}.values()
+        return {"name": self._spec.name, "batch_id": number, "partitions": partitions, "rows_in": rows,
+                "row_groups_skipped": skipped.row_groups,
                 "rows_out": sum(as_int(each["rows_out"]) for each in results), "late_rows": late,
                 "failed_rows": failed, "timeless_rows": timeless, "outlier_rows": clock.outlier_rows,
-                "watermark": clock.watermark, "state_files": len({run.file for run in runs}),
-                "state_bytes": sum({run.file: run.size_bytes for run in runs}.values())}
+                "watermark": clock.watermark, "watermark_time": self.watermark_time(clock),
+                "why_no_watermark": self._why_no_watermark(clock), "state_files": len(by_file),
+                "state_rows": sum(run.rows for run in by_file), "state_bytes": sum(run.size_bytes for run in by_file)}
+
+    def watermark_time(self, clock: Clock) -> str | None:
+        """The watermark as a time that people read."""
+        dtype = self._spec.plan.time_type
+        return None if clock.watermark is None or dtype is None else shown(clock.watermark, dtype)
+
+    def _why_no_watermark(self, clock: Clock) -> str | None:
+        if self._spec.plan.watermark_op is None:
+            return "the flow has no with_watermark"
+        return "no row with a time has arrived yet" if clock.watermark is None else None
 
     def _commit(self, spark: SparkSession | None) -> None:
         """Make the output of the last manifest visible."""

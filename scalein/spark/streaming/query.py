@@ -51,7 +51,7 @@ STOP_S = 60.0  # for which a stop waits for the current batch
 # shuffle blocks must stay below the 2 GB of an Arrow binary column.
 _SETTINGS = {"spark.sql.adaptive.enabled": "false", "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
              "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20)}  # fmt: skip
-
+_DESCRIPTION = "spark.job.description"
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _RENAMING_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
@@ -90,6 +90,8 @@ class StreamJob:
     def _start(self, stream: DataFrame) -> StreamingQuery:
         writer = stream.writeStream.foreachBatch(self._on_batch)
         writer = writer.option("checkpointLocation", self._spec.location.spark_uri("spark"))
+        if self._spec.name is not None:
+            writer = writer.queryName(self._spec.name)
         if self._spec.trigger:
             writer = writer.trigger(**self._spec.trigger)  # type: ignore[call-overload]
         with translate_errors(), _settings(self._session, _log_settings(self._session, self._spec.location)):
@@ -126,7 +128,7 @@ class StreamJob:
 
     def _run_tasks(self, df: DataFrame, batch: MicroBatch, query: str) -> BatchResult:
         """Run the one action of a batch."""
-        with translate_errors():
+        with translate_errors(), _described(df.sparkSession, self._spec.plan.title):
             found = None if self._is_refused else scan_of_batch(self._session, df.sparkSession, query, self._spec.input,
                                                                 batch.clock)
             if found is None:
@@ -223,16 +225,22 @@ class StreamJob:
 
     @property
     def last_progress(self) -> dict[str, object] | None:
-        """Metrics of the last batch; None before the first one since this start.
+        """Metrics of the checkpoint's last batch, which may be one of an earlier start; None before the first.
 
-        `batch_id` is Spark's number of the batch, and `partitions` the number of tasks that held its state. Of this
-        batch are `rows_in` and `rows_out`, `late_rows` (whose windows were all closed), `failed_rows` (that went to the
-        sink of `on_error=`), `timeless_rows` (without an event time, so in no window), `duration_s` (seconds, the
-        commit included) and `read_by`: "tasks" if compiled tasks read the files themselves, "spark" if rows came out of
-        the JVM; of `rows_in`, those in `row_groups_skipped` row groups of the files were not read, since none of them
-        passes the flow's filters. After this batch are `watermark` (in units of the time column), `state_files` and
-        `state_bytes` (of the checkpoint's current state), and `outlier_rows`, counted since the first batch of the
-        checkpoint: rows whose time was too far ahead of the others to move the watermark.
+        batch     `batch_id`, Spark's number of it, and `name`, that of the query; `partitions`, the number of tasks
+                  that held its state; `duration_s`, and of these `phases_s`: tasks, prepare (output), publish (the
+                  manifest: the commit point), commit (output becomes visible), cleanup. Both are empty for a batch of
+                  an earlier start.
+        rows      `rows_in` and `rows_out`, `late_rows` (whose windows were all closed), `failed_rows` (that went to the
+                  sink of `on_error=`), `timeless_rows` (without an event time, so in no window). `read_by` is "tasks"
+                  if compiled tasks read the files themselves, "spark" if rows came out of the JVM; of `rows_in`, those
+                  in `row_groups_skipped` row groups of the files were not read, since none of them passes the flow's
+                  filters.
+        time      after the batch: `watermark`, in units of the time column, and `watermark_time`, the same as text;
+                  where there is none, `why_no_watermark` says why. `outlier_rows` counts, since the first batch of the
+                  checkpoint, rows whose time was too far ahead of the others to move the watermark.
+        state     after the batch: `state_rows`, `state_bytes` and `state_files`. A group may have rows in several
+                  files, until these are merged.
         """
         return self._coordinator.progress
 
@@ -240,7 +248,12 @@ class StreamJob:
         """Why nothing has come out since the start, in a few sentences: no rows, the watermark, outliers."""
         if self.exception is not None:
             return f"The stream has failed: {self.exception}"
-        return why_no_output(self._coordinator, self._spec.plan)
+        return why_no_output(self._coordinator, self._spec.plan, self.status)
+
+    @property
+    def name(self) -> str | None:
+        """The name of Spark's query, as in `spark.streams.active` and in its UI."""
+        return self._spec.name
 
     @property
     def exception(self) -> BaseException | None:
@@ -266,8 +279,9 @@ class StreamJob:
         return self._query
 
     def __repr__(self) -> str:
+        name = "" if self.name is None else f"{self.name!r}, "
         done = "no batch yet" if self.last_progress is None else f"batch {self.last_progress['batch_id']}"
-        return f"StreamJob({self.status}, {done}, {self._coordinator.partitions} partitions)"
+        return f"StreamJob({name}{self.status}, {done}, {self._coordinator.partitions} partitions)"
 
     # ---
 
@@ -305,6 +319,18 @@ def _log_settings(spark: SparkSession, location: Location) -> dict[str, str]:
     except (Py4JError, TypeError):  # Spark before 4.1 has it elsewhere
         return {}
     return {_FILE_MANAGER: _RENAMING_MANAGER}
+
+
+@contextmanager
+def _described(spark: SparkSession, flow: str) -> Iterator[None]:
+    """Add the flow to the description of jobs in Spark's UI, which has the query and the batch."""
+    context = spark.sparkContext
+    own = context.getLocalProperty(_DESCRIPTION)
+    context.setLocalProperty(_DESCRIPTION, f"{own}\n{flow}" if own else flow)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, own)  # type: ignore[arg-type]
 
 
 @contextmanager

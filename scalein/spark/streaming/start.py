@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 _TRIGGERS = ("processingTime", "availableNow", "once")
 
 
-def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, partitions: int = 8,
-          trigger: str | Mapping[str, object] | None = None, emit: str = "final", late: object = "drop",
-          on_error: object = "raise", migration: str = "lazy") -> StreamJob:
+def start(q: Flow, stream_df: DataFrame, *, sink: object = None, checkpoint: object = None, partitions: int = 8,
+          name: str | None = None, trigger: str | Mapping[str, object] | None = None, emit: str = "final",
+          late: object = "drop", on_error: object = "raise", migration: str = "lazy") -> StreamJob:
     """Run a flow on a stream of Spark, in the background: `wait()` for its end, `stop()` it, `scale(n)` it meanwhile.
 
     The flow begins with `si.flow(schema)` and has at most one aggregation or `distinct()`; joins are with static
@@ -46,7 +46,9 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
     `sink` is one of scalein's (`si.to_parquet("out/")`: written by the executors, visible batch by batch), any other
     with its methods (its rows are sent to the driver), or a function of a DataFrame and the batch's number, as
     `foreachBatch` takes it: after a crash it may be called again with both. `trigger` is as in Spark:
-    `{"processingTime": "5 seconds"}`, or that text alone, or `{"availableNow": True}`.
+    `{"processingTime": "5 seconds"}`, or that text alone, or `{"availableNow": True}`: the stream ends when it has
+    taken what is there now. `name` is that of Spark's query, in `spark.streams.active` and in its UI; no other query of
+    the session that is active may have it.
 
     `emit` is "final" (a window when the watermark has passed its end) or "changes" (each group that a batch has
     changed, with a column `op`: insert, update or delete). `late` is "drop", "error", or a sink for rows that arrive
@@ -71,6 +73,11 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
     if not isinstance(sink, Sink) and not callable(sink):
         raise BadArgument("sink takes a sink, or a function of a DataFrame and a batch's number", at=at,
                           found=repr(sink), hint='for example si.to_parquet("out/"), or lambda df, batch: ...')
+    if checkpoint is None:
+        raise BadArgument("a stream on Spark needs a checkpoint, which holds its state", at=at,
+                          hint='checkpoint="folder", or an address that all machines reach, like "s3://...": one of '
+                               "its own for each stream")
+    _check_name(name, stream_df, at)
     if late_policy == error_policy == "sink" and late is on_error:
         raise BadArgument("one sink cannot take two kinds of rows", at=at, hint="give each its own")
     for name, argument, policy in (("late", late, late_policy), ("on_error", on_error, error_policy)):
@@ -94,7 +101,7 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
     input = StreamInput(spark_types, reads, plan.scan_conditions, plan.skipped_time,
                         are_columns_plain(stream_df.schema, reads.names))
     spec = StreamSpec(plan, input, committers, location, checked_partitions(partitions, at),
-                      _trigger(trigger, stream_df, at), migration, at)
+                      _trigger(trigger, stream_df, at), migration, at, name)
     with locating(at):
         return StreamJob(spec, stream_df)
 
@@ -105,6 +112,16 @@ def _policy(name: str, argument: object, policies: tuple[str, str], at: SourceLo
         raise BadArgument(f"{name} has no such policy", at=at, found=repr(argument),
                           has=", ".join(map(repr, policies)) + ", or a sink")
     return argument if isinstance(argument, str) else "sink"
+
+
+def _check_name(name: object, df: DataFrame, at: SourceLoc) -> None:
+    if name is None:
+        return
+    if not isinstance(name, str) or not name.strip():
+        raise BadArgument("name takes a text that is not empty", at=at, found=repr(name))
+    if any(query.name == name for query in df.sparkSession.streams.active):
+        raise BadArgument(f"a query with the name {name!r} is active in this session", at=at,
+                          hint="stop that one first, or give another name")
 
 
 def _check_stream(df: object, at: SourceLoc) -> None:

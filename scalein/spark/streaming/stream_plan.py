@@ -36,6 +36,7 @@ from scalein.exec.operator import Context, FragmentRunner, Morsel, reads
 from scalein.exec.scan_predicates import scan_conditions
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
+from scalein.ir.printer import dump
 from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.options import Options
 from scalein.spark.map_reduce import MapReduce
@@ -81,8 +82,8 @@ class StreamPlan:
                 raise BadArgument('emit="changes" does not support sliding windows on Spark yet', at=at,
                                   step="group_by", hint='use tumbling windows, or emit="final"')
         self.sends_late = late == "sink"
-        dtype = None if self.watermark_op is None else edge.timed.schema[self.watermark_op.column].dtype
-        self.max_gap = None if dtype is None else max_gap_of(dtype)
+        self.time_type = None if self.watermark_op is None else edge.timed.schema[self.watermark_op.column].dtype
+        self.max_gap = None if self.time_type is None else max_gap_of(self.time_type)
 
     def __reduce__(self) -> tuple[object, ...]:
         return StreamPlan, (self._op, self.emit, self._late, self._on_error, self._at)
@@ -115,6 +116,17 @@ class StreamPlan:
             raise BadArgument("windows over an endless stream never close without a watermark", at=self._at,
                               step="group_by", hint="with_watermark(column, delay) at the beginning of the flow")
         return "closing"
+
+    @property
+    def title(self) -> str:
+        """The flow in one line: its last step.
+
+        >>> import scalein as si
+        >>> flow = si.flow({"k": int}).group_by("k").agg(n=si.count())
+        >>> StreamPlan(flow.op, "changes", "drop", "raise", flow.op.at).title
+        'scalein: Aggregate by k: n = count()'
+        """
+        return f"scalein: {dump(self._op).splitlines()[0].partition('  -> ')[0]}"
 
     # --- schemas and columns
 
