@@ -38,23 +38,23 @@ RunTasks = Callable[[MicroBatch], BatchResult]
 
 def start_stream(flow: Flow, checkpoint: Path | Location, sink: object, *, partitions: int = 3, emit: str = "final",
                  late: object = "drop", on_error: object = "raise",
-                 migration: str = "lazy") -> Coordinator:
+                 migration: str = "lazy", files_every_s: float | None = None) -> Coordinator:
     """The coordinator of a stream as `start` makes it."""
     location = checkpoint if isinstance(checkpoint, Location) else parse_location(checkpoint, NOWHERE)
     late_policy = late if isinstance(late, str) else "sink"
     error_policy = on_error if isinstance(on_error, str) else "sink"
     op = read_static_tables(flow.op, NOWHERE)
     plan = StreamPlan(null_on_error(op) if error_policy == "null" else op, emit, late_policy, error_policy, NOWHERE)
-    committers = {"out": make_committer(sink, plan.schema, "out", location, NOWHERE)}
+    committers = {"out": make_committer(sink, plan.schema, "out", location, NOWHERE, files_every_s)}
     if late_policy == "sink":
-        committers["late"] = make_committer(late, plan.late_schema, "late", location, NOWHERE)
+        committers["late"] = make_committer(late, plan.late_schema, "late", location, NOWHERE, files_every_s)
     source = plan.fragment.input.arrow
     reads = pa.schema([source.field(name) for name in plan.reads])
     if error_policy == "sink":
-        committers["failed"] = make_committer(on_error, reads, "failed", location, NOWHERE)
+        committers["failed"] = make_committer(on_error, reads, "failed", location, NOWHERE, files_every_s)
     input = StreamInput(reads, reads, plan.scan_conditions, plan.skipped_time, True)
-    spec = StreamSpec(plan, input, committers, location, partitions, {}, migration,
-                      NOWHERE)
+    spec = StreamSpec(plan, input, committers, location, partitions, {}, migration, NOWHERE,
+                      files_every_s=files_every_s)
     return Coordinator(spec, BroadcastPlan(*serialize(plan)))
 
 

@@ -544,7 +544,7 @@ def test_files_of_a_month_close_their_windows_and_outliers_are_reported(tmp_path
     run(coordinator, [[events(60 * 60 * 3)]], first=4)
     assert why_no_output(coordinator, coordinator._spec.plan) == "There is output: 1 rows since the start."
     assert [coordinator.progress[name] for name in ("watermark_time", "why_no_watermark", "state_rows")] == [
-        "2026-01-01 02:00:00", None, 1]
+        "2026-01-01 02:00:00", None, 3]  # and windows of the outliers
     coordinator.close()
     resumed = start_stream(flow, tmp_path / "outliers", sink)
     assert resumed.progress == {**coordinator.progress, "duration_s": None, "phases_s": {}}

@@ -85,10 +85,10 @@ def test_changes_scale_and_stop(spark: Any, tmp_path: Path) -> None:
     assert (job.name, job.last_progress["name"], job.query.lastProgress.name) == ("by key",) * 3
     assert list(job.last_progress["phases_s"]) == ["tasks", "prepare", "publish", "commit", "cleanup"]
     jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
-    described = [str(jobs.apply(k).description().getOrElse(None)) for k in range(jobs.size())]
-    assert any(text.startswith("by key\n") and "batch = 4" in text
-               and text.endswith("scalein: Aggregate by k: n = count(), s = x.sum(), most = x.max()")
-               for text in described)  # fmt: skip
+    described = [str(jobs.apply(k).description()) for k in range(jobs.size())]
+    assert any(text.startswith("Some(by key\n") and "batch = 4" in text
+               and text.endswith("scalein: Aggregate by k: n = count(), s = x.sum(), most = x.max())")
+               for text in described), described  # fmt: skip
     job.stop()
     assert repr(job) == "StreamJob('by key', stopped, batch 4, 3 partitions)"
     assert (job.status, job.exception) == ("stopped", None)

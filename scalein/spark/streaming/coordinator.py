@@ -9,11 +9,17 @@ A batch of number b:
 
 So the driver may crash at any instruction: Spark marks b as done when `Coordinator.run_batch` returns, and repeats it
 otherwise, with the same rows. The number of partitions is read at the start of a batch: changing it costs nothing
-(`runs.py`). One thread at a time calls; only the function that runs the tasks knows Spark.
+(`runs.py`). Only the function that runs the tasks knows Spark.
+
+Output may wait for several batches, so that it is in fewer and larger files (`sinks.py`). It becomes visible with a
+later batch, or between two of them with a revision of the manifest (`publish_waiting`).
+
+Threads: one runs batches, another one publishes what waits; a lock lets them take turns.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,10 +36,10 @@ from scalein.spark.streaming.inputs import StreamInput
 from scalein.spark.streaming.manifest import Manifests, key_of
 from scalein.spark.streaming.read_state import describe_state
 from scalein.spark.streaming.runs import Run, join_ranges
-from scalein.spark.streaming.sinks import Committer
+from scalein.spark.streaming.sinks import Committer, has_waiting
 from scalein.spark.streaming.stream_plan import StreamPlan
 from scalein.spark.streaming.tasks import BatchResult, MicroBatch, TaskResult, batch_totals, time_summaries
-from scalein.storage.checked_json import Json, as_int, as_list, as_map
+from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.object_store import Location
 
 if TYPE_CHECKING:
@@ -55,6 +61,7 @@ class StreamSpec:
     migration: str
     at: SourceLoc
     name: str | None = None  # of Spark's query
+    files_every_s: float | None = None  # for which output waits at most
 
 
 @dataclass
@@ -89,6 +96,8 @@ class Coordinator:
         self.partitions = spec.partitions
         self.progress: dict[str, object] | None = None  # of the last batch, perhaps of an earlier start
         self.totals = Totals()
+        self._lock = threading.Lock()
+        self._is_settled = True  # `_last` is the newest manifest, and its output is visible
         self._has_warned_of_late_rows = self._has_warned_of_outliers = False
         self._manifests = Manifests(spec.location)
         self._manifests.acquire(spec.at)
@@ -111,6 +120,7 @@ class Coordinator:
                 self.clock = Clock.from_json(self._last["clock"])
                 self._runs = [Run.from_json(each) for each in as_list(self._last["runs"])]
                 committed = as_map(self._last["output"])
+                self._check_nothing_waits_elsewhere(committed)
                 self._previous_files = self._needed_files(self._runs, committed)
                 self.progress = {**as_map(self._last["progress"]), "duration_s": None, "phases_s": {}}
             except (ValueError, KeyError, TypeError) as error:
@@ -123,6 +133,7 @@ class Coordinator:
             committer.claim(run, location.uri)
         for role, committer in spec.committers.items():
             committer.open(self._committed(role, committed), run)
+        self.publish_waiting()  # at once, where nothing may wait any more
 
     def _committed(self, role: str, output: dict[str, Json]) -> Json:
         """The entry of an output in a manifest, if it was of the same kind."""
@@ -130,6 +141,15 @@ class Coordinator:
             return None
         kind, prepared = as_list(output[role])
         return prepared if kind == self._spec.committers[role].kind else None
+
+    def _check_nothing_waits_elsewhere(self, output: dict[str, Json]) -> None:
+        """Output of committed batches that waits becomes visible only through its own sink."""
+        for role, (kind, prepared) in ((role, as_list(entry)) for role, entry in output.items()):
+            now = self._spec.committers.get(role)
+            if has_waiting(as_text(kind), prepared) and (now is None or now.kind != kind):
+                raise BadArgument("output of the last start waits to become visible in larger files, and this start "
+                                  "has another sink", at=self._spec.at, found=kind, rows=role,
+                                  hint="start the stream once with that sink; after that it may be another")
 
     def _check_same(self, before: list[Json]) -> None:
         now = self._spec.plan.signature
@@ -147,6 +167,10 @@ class Coordinator:
 
     def run_batch(self, number: int, query: str, run_tasks: RunTasks, spark: SparkSession | None) -> None:
         """Run and commit a batch of Spark's `query`; `run_tasks` runs its tasks."""
+        with self._lock:
+            self._run_or_repeat(number, query, run_tasks, spark)
+
+    def _run_or_repeat(self, number: int, query: str, run_tasks: RunTasks, spark: SparkSession | None) -> None:
         self._check_query(query)
         done = -1 if self.last_batch is None else self.last_batch
         if number == done:
@@ -199,10 +223,12 @@ class Coordinator:
         needed = self._needed_files(runs, output)
         self._check_visible(runs, needed - {run.file for run in runs})
         phases.end("prepare")
+        self._is_settled = False
         self._last = self._manifests.publish(number, content)
         self._runs, self.clock = runs, clock
         phases.end("publish")
         self._commit(spark)
+        self._is_settled = True
         phases.end("commit")
         self._manifests.remove_unreferenced(needed, self._previous_files)
         self._previous_files = needed
@@ -211,6 +237,32 @@ class Coordinator:
         self.totals = Totals(self.totals.batches + 1, *(
             getattr(self.totals, name) + as_int(progress[name])
             for name in ("rows_in", "rows_out", "late_rows", "timeless_rows")))
+
+    def publish_waiting(self, is_end: bool = False) -> None:
+        """Make output of earlier batches visible that waits for larger files, if it is time; at the end, all of it."""
+        with self._lock:
+            if self._last is None or not self._is_settled:
+                return
+            due = {role: prepared for role, committer in self._spec.committers.items()
+                   if (prepared := committer.publish_waiting(is_end)) is not None}
+            if not due:
+                return
+            entries: dict[str, Json] = {role: [self._spec.committers[role].kind, prepared]
+                                        for role, prepared in due.items()}  # fmt: skip
+            self._is_settled = False
+            self._last = self._manifests.revise(
+                self._last, {**self._last, "output": {**as_map(self._last["output"]), **entries}})
+            for role, prepared in due.items():
+                self._spec.committers[role].commit(prepared, None, as_int(self._last["batch"]))
+            self._is_settled = True
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether results wait to become visible in larger files."""
+        if self._last is None:
+            return False
+        kind, prepared = as_list(as_map(self._last["output"])["out"])
+        return has_waiting(as_text(kind), prepared)
 
     @property
     def last_batch(self) -> int | None:

@@ -11,7 +11,8 @@ def why_no_output(coordinator: Coordinator, plan: StreamPlan, status: str = "run
     """A few sentences that explain why there are no rows yet; `status` is that of the stream."""
     totals, is_running = coordinator.totals, status == "running"
     if totals.rows_out:
-        return f"There is output: {totals.rows_out:,} rows since the start."
+        waits = " Some of it waits to become visible in larger files." if coordinator.has_waiting else ""
+        return f"There is output: {totals.rows_out:,} rows since the start.{waits}"
     if not totals.batches:
         return _without_batches(coordinator, status)
     ended = "" if is_running else f" The stream is {status}: started again with its checkpoint, it goes on from here."

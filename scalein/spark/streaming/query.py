@@ -5,7 +5,7 @@ Spark owns the source, its offsets, the numbers of batches and the retries of ta
 decided batch by batch (`inputs.py`).
 
 Threads: Spark's thread calls `_on_batch`; users' threads query and set flags. A daemon thread waits for the end of the
-query, and then releases the checkpoint.
+query, publishes meanwhile what waits for larger files, and then releases the checkpoint.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 MAX_CODED_PLANS = 4  # of a stream; each is compiled in every process
 MAX_CODED_PLAN_BYTES = 1 << 20  # it has the static tables of joins once more
 STOP_S = 60.0  # for which a stop waits for the current batch
+PUBLISH_S = 1.0  # between two looks whether output has waited long enough
 # The plan of a batch is fixed: two stages that Spark need not replan. Larger Arrow batches cost less, but a batch of
 # shuffle blocks must stay below the 2 GB of an Arrow binary column.
 _SETTINGS = {"spark.sql.adaptive.enabled": "false", "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
@@ -285,12 +286,27 @@ class StreamJob:
 
     # ---
 
-    def _watch(self) -> None:
-        """Wait for the end of the query, and release the checkpoint."""
+    def _publish_waiting(self) -> None:
+        """Publish what has waited long enough; if that fails, the stream ends."""
         try:
+            self._coordinator.publish_waiting()
+        except BaseException as error:
+            self._record_error(error)
+            self._query.stop()
+
+    def _watch(self) -> None:
+        """Wait for the end of the query, publish what waits, and release the checkpoint."""
+        try:
+            if (every_s := self._spec.files_every_s) is not None:
+                while not self._query.awaitTermination(max(0.05, min(every_s, PUBLISH_S))):  # type: ignore[arg-type]
+                    self._publish_waiting()
             self._query.awaitTermination()
         except BaseException as error:
             self._record_error(error)
+        try:
+            self._coordinator.publish_waiting(is_end=True)
+        except BaseException as error:
+            self._error = self._error or error
         try:
             self._coordinator.close()
         except ScaleinError as error:

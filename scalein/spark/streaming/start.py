@@ -9,6 +9,8 @@ import pyarrow as pa
 
 from scalein.api.flow import Flow
 from scalein.connectors.base import Sink
+from scalein.connectors.sinks.files import FileSink
+from scalein.durations import Duration, seconds
 from scalein.errors import BadArgument, SourceLoc, here, locating, type_name
 from scalein.ir.passes.null_on_error import null_on_error
 from scalein.spark.file_scan import are_columns_plain
@@ -31,7 +33,8 @@ _TRIGGERS = ("processingTime", "availableNow", "once")
 
 def start(q: Flow, stream_df: DataFrame, *, sink: object = None, checkpoint: object = None, partitions: int = 8,
           name: str | None = None, trigger: str | Mapping[str, object] | None = None, emit: str = "final",
-          late: object = "drop", on_error: object = "raise", migration: str = "lazy") -> StreamJob:
+          late: object = "drop", on_error: object = "raise", migration: str = "lazy",
+          files_every: Duration | None = None) -> StreamJob:
     """Run a flow on a stream of Spark, in the background: `wait()` for its end, `stop()` it, `scale(n)` it meanwhile.
 
     The flow begins with `si.flow(schema)` and has at most one aggregation or `distinct()`; joins are with static
@@ -49,6 +52,12 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object = None, checkpoint: obj
     `{"processingTime": "5 seconds"}`, or that text alone, or `{"availableNow": True}`: the stream ends when it has
     taken what is there now. `name` is that of Spark's query, in `spark.streams.active` and in its UI; no other query of
     the session that is active may have it.
+
+    Each batch writes at least one file for each partition that has results, so that a stream with short batches leaves
+    many small ones. `files_every="1m"` collects the rows of several batches in file sinks: they are durable with their
+    batch, and become visible in few files (of up to the sink's `roll` bytes) a minute later, or as soon as they fill a
+    file, or when the stream ends. Whoever reads the folder sees each row once, at any moment. The driver joins the
+    files, except for large ones, which only get their names.
 
     `emit` is "final" (a window when the watermark has passed its end) or "changes" (each group that a batch has
     changed, with a column `op`: insert, update or delete). `late` is "drop", "error", or a sink for rows that arrive
@@ -78,6 +87,10 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object = None, checkpoint: obj
                           hint='checkpoint="folder", or an address that all machines reach, like "s3://...": one of '
                                "its own for each stream")
     _check_name(name, stream_df, at)
+    files_every_s = None if files_every is None else seconds(files_every, "argument files_every", at)
+    if files_every_s is not None and not isinstance(sink, FileSink):
+        raise BadArgument("files_every is about the files of a sink, and this sink writes none", at=at,
+                          found=repr(sink), hint='for example si.to_parquet("out/")')
     if late_policy == error_policy == "sink" and late is on_error:
         raise BadArgument("one sink cannot take two kinds of rows", at=at, hint="give each its own")
     for name, argument, policy in (("late", late, late_policy), ("on_error", on_error, error_policy)):
@@ -88,20 +101,20 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object = None, checkpoint: obj
     input_schema = check_input_schema(unbound_source(q.op, at).arrow, stream_df.schema, at)
     op = read_static_tables(with_input_types(q.op, input_schema), at)
     plan = StreamPlan(null_on_error(op) if error_policy == "null" else op, emit, late_policy, error_policy, at)
-    committers = {"out": make_committer(sink, plan.schema, "out", location, at)}
+    committers = {"out": make_committer(sink, plan.schema, "out", location, at, files_every_s)}
     if late_policy == "sink":
         if plan.window is None:
             raise BadArgument("late rows are those whose windows have closed, and the flow has no windows", at=at)
-        committers["late"] = make_committer(late, plan.late_schema, "late", location, at)
+        committers["late"] = make_committer(late, plan.late_schema, "late", location, at, files_every_s)
     reads = pa.schema([input_schema.field(name) for name in plan.reads])
     check_clocks(reads, stream_df.schema, session_zone(stream_df.sparkSession), at)
     if error_policy == "sink":
-        committers["failed"] = make_committer(on_error, reads, "failed", location, at)
+        committers["failed"] = make_committer(on_error, reads, "failed", location, at, files_every_s)
     spark_types = arrow_schema(stream_df.schema, at, reads.names)
     input = StreamInput(spark_types, reads, plan.scan_conditions, plan.skipped_time,
                         are_columns_plain(stream_df.schema, reads.names))
     spec = StreamSpec(plan, input, committers, location, checked_partitions(partitions, at),
-                      _trigger(trigger, stream_df, at), migration, at, name)
+                      _trigger(trigger, stream_df, at), migration, at, name, files_every_s)
     with locating(at):
         return StreamJob(spec, stream_df)
 
