@@ -13,8 +13,10 @@ import pyarrow.parquet as pq
 import scalein as si
 from scalein.api.flow import Flow
 from scalein.errors import NOWHERE
+from scalein.exec.dead_letters import dead_letter_schema
 from scalein.ir.passes.null_on_error import null_on_error
 from scalein.options import Options
+from scalein.spark.origin import ORIGIN, with_origin
 from scalein.spark.row_groups import RowGroups, ScannedFile
 from scalein.spark.serialize import BroadcastPlan, read_static_tables, serialize
 from scalein.spark.streaming.coordinator import Coordinator, StreamSpec
@@ -51,7 +53,9 @@ def start_stream(flow: Flow, checkpoint: Path | Location, sink: object, *, parti
     source = plan.fragment.input.arrow
     reads = pa.schema([source.field(name) for name in plan.reads])
     if error_policy == "sink":
-        committers["failed"] = make_committer(on_error, reads, "failed", location, NOWHERE, files_every_s)
+        committers["failed"] = make_committer(on_error, dead_letter_schema(reads), "failed", location, NOWHERE,
+                                              files_every_s)
+        reads = with_origin(reads)
     input = StreamInput(reads, reads, plan.scan_conditions, plan.skipped_time, True)
     spec = StreamSpec(plan, input, committers, location, partitions, {}, migration, NOWHERE,
                       files_every_s=files_every_s)
@@ -80,6 +84,8 @@ def tasks_over(parts: Iterable[pa.Table], attempts: int = 1, folder: Path | None
         blocks_of_target: defaultdict[int, list[pa.RecordBatch]] = defaultdict(list)
         output: list[tuple[int, int, bytes]] = []
         for number, table in enumerate(tables):
+            if ORIGIN in batch.input_schema.names:
+                table = table.append_column(ORIGIN, pa.array([""] * table.num_rows))
             for attempt in range(attempts):
                 blocks = list(task.run(table.select(batch.input_schema.names).to_batches(), OPTIONS, number))
                 if attempt == attempts - 1:

@@ -347,7 +347,14 @@ def test_rows_that_fail_end_the_stream_are_null_or_go_to_a_sink(name: str, is_in
     assert coordinator.progress is not None
     assert (coordinator.progress["rows_in"], coordinator.progress["failed_rows"]) == (3, 2)
     assert_same(sink.table(), rows_of(flow, good, tmp_path / "good", emit=emit))
-    assert failed.table()["x"].to_pylist() == [0] * 4
+    letters = failed.table()
+    assert letters.column_names == [*EVENTS.names, "error", "bad_file", "bad_line", "bad_text"]
+    bad_rows = pa.concat_tables([part.filter(pc.field("x") == 0) for parts in batches for part in parts])
+    assert_same(letters.select(EVENTS.names), bad_rows)  # with all columns
+    assert all("division by zero" in error for error in letters["error"].to_pylist())
+    origins = ([str(tmp_path / "in" / f"{part}.parquet") for part in (0, 1)] * 2 if is_in_files
+               else [f"batch {number} of the stream" for number in (0, 0, 1, 1)])  # fmt: skip
+    assert sorted(letters["bad_file"].to_pylist()) == sorted(origins)
 
 
 def test_state_of_closed_windows_is_removed(tmp_path: Path) -> None:

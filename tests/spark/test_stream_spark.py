@@ -219,8 +219,17 @@ def test_errors_are_translated(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(ComputeError, match="division by zero"):
         job.wait()
     assert job.status == "failed"
-    sis.start(failing, given, sink=si.to_memory(), on_error=(failed := si.to_memory()), **where).wait()
-    assert failed.table().num_rows == 400
+    for reader in ("tasks", "spark"):
+        frame = given if reader == "tasks" else given.filter("x > -100")
+        job = sis.start(failing, frame, sink=si.to_memory(), on_error=(failed := si.to_memory()),
+                        **{**where, "checkpoint": tmp_path / reader})
+        job.wait()
+        assert job.last_progress is not None
+        assert job.last_progress["read_by"] == reader
+        letters = failed.table()
+        assert_same(letters.select(rows(0).column_names), rows(0))
+        assert set(letters["bad_file"].to_pylist()) == {str(tmp_path / "in" / "p000.parquet")}
+        assert "division by zero" in letters["error"][0].as_py()
 
     def refuse(df: Any, batch: int) -> None:
         raise RuntimeError(f"not batch {batch}")

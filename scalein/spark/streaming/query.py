@@ -20,6 +20,7 @@ from scalein.errors import ScaleinError, here
 from scalein.spark.batch.apply import select_columns
 from scalein.spark.batch.scan import parallelism
 from scalein.spark.errors import explain_error, explain_jvm_error, translate_errors
+from scalein.spark.origin import ORIGIN
 from scalein.spark.row_groups import RowGroups, coded_types
 from scalein.spark.serialize import BroadcastPlan, serialize
 from scalein.spark.streaming.coordinator import Coordinator, StreamSpec, checked_partitions
@@ -160,6 +161,10 @@ class StreamJob:
 
     def _read_by_spark(self, df: DataFrame, batch: MicroBatch) -> BatchResult:
         """Run a batch whose rows Spark reads."""
+        if self._spec.plan.has_origin:
+            from pyspark.sql.functions import input_file_name
+
+            df = df.withColumn(ORIGIN, input_file_name())
         with _settings(df.sparkSession, _SETTINGS):
             return self._collect(select_columns(df, self._spec.input.flow_types.names), self._first_task(batch), batch,
                                  "spark")

@@ -12,8 +12,10 @@ from scalein.connectors.base import Sink
 from scalein.connectors.sinks.files import FileSink
 from scalein.durations import Duration, seconds
 from scalein.errors import BadArgument, SourceLoc, here, locating, type_name
+from scalein.exec.dead_letters import dead_letter_schema
 from scalein.ir.passes.null_on_error import null_on_error
 from scalein.spark.file_scan import are_columns_plain
+from scalein.spark.origin import with_origin
 from scalein.spark.serialize import read_static_tables
 from scalein.spark.streaming.coordinator import StreamSpec, checked_partitions
 from scalein.spark.streaming.inputs import StreamInput
@@ -65,9 +67,9 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object = None, checkpoint: obj
     nothing comes out, `job.why_no_output()` says why.
 
     A row in which an expression fails ends the stream, and would end it again at each start (`on_error="raise"`).
-    "null" gives null where an expression fails; a sink receives the rows that fail, with the columns that the flow
-    reads, and the others pass. An expression that fails downstream of an aggregation ends the stream: it belongs to no
-    single row.
+    "null" gives null where an expression fails; a sink receives the rows that fail as dead letters, and the others
+    pass: all columns of the row, the reason (`error`), and its file (`bad_file`; the number of the batch where rows are
+    not from files). An expression that fails downstream of an aggregation ends the stream: it belongs to no single row.
     """
     at = here()
     if not isinstance(q, Flow):
@@ -107,11 +109,14 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object = None, checkpoint: obj
             raise BadArgument("late rows are those whose windows have closed, and the flow has no windows", at=at)
         committers["late"] = make_committer(late, plan.late_schema, "late", location, at, files_every_s)
     reads = pa.schema([input_schema.field(name) for name in plan.reads])
-    check_clocks(reads, stream_df.schema, session_zone(stream_df.sparkSession), at)
+    check_clocks([reads.field(name) for name in plan.computed_from], stream_df.schema,
+                 session_zone(stream_df.sparkSession), at)
     if error_policy == "sink":
-        committers["failed"] = make_committer(on_error, reads, "failed", location, at, files_every_s)
-    spark_types = arrow_schema(stream_df.schema, at, reads.names)
-    input = StreamInput(spark_types, reads, plan.scan_conditions, plan.skipped_time,
+        letters = dead_letter_schema(reads)
+        committers["failed"] = make_committer(on_error, letters, "failed", location, at, files_every_s)
+    types = arrow_schema(stream_df.schema, at, reads.names), reads
+    spark_types, flow_types = map(with_origin, types) if plan.has_origin else types
+    input = StreamInput(spark_types, flow_types, plan.scan_conditions, plan.skipped_time,
                         are_columns_plain(stream_df.schema, reads.names))
     spec = StreamSpec(plan, input, committers, location, checked_partitions(partitions, at),
                       _trigger(trigger, stream_df, at), migration, at, name, files_every_s)
