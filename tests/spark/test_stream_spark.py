@@ -193,6 +193,26 @@ def test_windows_and_a_function_of_a_dataframe(spark: Any, tmp_path: Path) -> No
     assert left.num_rows == want.num_rows - len(expected)
 
 
+def test_output_waits_for_larger_files(spark: Any, tmp_path: Path) -> None:
+    """Until the stream ends, and while it runs for as long as was asked for, though no batch follows."""
+    everything = write(tmp_path / "in", range(3))
+    flow, out = si.flow(rows(0).schema).select("t", "k", "x"), tmp_path / "out"
+    where: dict[str, Any] = {"sink": si.to_parquet(out), "checkpoint": tmp_path / "checkpoint"}
+    sis.start(flow, stream(spark, tmp_path / "in"), trigger=NOW, files_every="1h", **where).wait()
+    assert len(list(out.glob("part-*"))) == 1
+    assert_same(ds.dataset(out).to_table(), flow.collect(everything))
+    everything = write(tmp_path / "in", range(3, 4))
+    job = sis.start(flow, stream(spark, tmp_path / "in"), trigger="0 seconds", files_every="100ms", **where)
+    while len(list(out.glob("part-*"))) != 2:
+        time.sleep(0.05)
+        assert job.is_active, job.exception
+    job.stop()
+    assert_same(ds.dataset(out).to_table(), flow.collect(everything))
+    assert not list(out.glob("_staged-*"))
+    with pytest.raises(BadArgument, match="files_every is about the files of a sink"):
+        sis.start(flow, stream(spark, tmp_path / "in"), files_every="1m", **{**where, "sink": si.to_memory()})
+
+
 def test_a_static_table_is_broadcast_once_and_released(spark: Any, tmp_path: Path) -> None:
     """Inside tasks, a large value would be a new file on the driver's disk for each batch."""
     write(tmp_path / "in", range(2))
