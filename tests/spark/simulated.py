@@ -17,7 +17,7 @@ from scalein.exec.dead_letters import dead_letter_schema
 from scalein.ir.passes.null_on_error import null_on_error
 from scalein.options import Options
 from scalein.spark.origin import ORIGIN, with_origin
-from scalein.spark.row_groups import RowGroups, ScannedFile
+from scalein.spark.row_groups import RowGroups, ScannedFile, plan_row_groups
 from scalein.spark.serialize import BroadcastPlan, read_static_tables, serialize
 from scalein.spark.streaming.coordinator import Coordinator, StreamSpec
 from scalein.spark.streaming.inputs import StreamInput, row_groups_of
@@ -101,6 +101,17 @@ def tasks_over(parts: Iterable[pa.Table], attempts: int = 1, folder: Path | None
         return collect_results(output)
 
     return run_tasks
+
+
+def drain(coordinator: Coordinator) -> None:
+    """Close all windows of a stream."""
+
+    def run_tasks(batch: MicroBatch) -> BatchResult:
+        nothing = plan_row_groups((), batch.input_schema)
+        assert nothing is not None
+        return collect_results(ReadAllTask(batch, nothing)(range(batch.partitions)))
+
+    coordinator.drain(run_tasks, None)
 
 
 def _rows(blocks: Iterable[pa.RecordBatch]) -> list[tuple[int, int, bytes]]:

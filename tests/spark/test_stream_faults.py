@@ -279,6 +279,7 @@ def make_stream() -> StreamJob:
     """A stream without a query of Spark."""
     stream = StreamJob.__new__(StreamJob)
     stream._error, stream._is_stopping, stream._is_cancelled, stream._batch_thread = None, False, False, 0
+    stream._is_draining = False
     stream._batch_lock, stream._ended, stream._broadcast = threading.Lock(), threading.Event(), BroadcastPlan("", b"")
     stream._coded, stream._spec = {}, SimpleNamespace(files_every_s=None)  # type: ignore[assignment]
     return stream

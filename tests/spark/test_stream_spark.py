@@ -191,6 +191,22 @@ def test_windows_and_a_function_of_a_dataframe(spark: Any, tmp_path: Path) -> No
         (str(row["k"]), row["window_start"], row["n"]) for row in expected)
     left = sis.read_state(tmp_path / "checkpoint")
     assert left.num_rows == want.num_rows - len(expected)
+    with pytest.raises(BadArgument, match="a sink function knows results by the number of their batch"):
+        job.stop(drain=True)
+
+
+def test_a_drain_closes_all_windows(spark: Any, tmp_path: Path) -> None:
+    everything = write(tmp_path / "in", range(2))
+    job = sis.start(WINDOWS, stream(spark, tmp_path / "in"), sink=si.to_parquet(tmp_path / "out"), partitions=2,
+                    checkpoint=tmp_path / "checkpoint", trigger="0 seconds", files_every="1h")  # fmt: skip
+    while job.last_progress is None or job.last_progress["batch_id"] != 1:
+        time.sleep(0.05)
+        assert job.is_active, job.exception
+    job.stop(drain=True)
+    assert (job.status, job.exception) == ("stopped", None)
+    assert_same(ds.dataset(tmp_path / "out").to_table(), WINDOWS.collect(everything))
+    assert len(list((tmp_path / "out").glob("part-*"))) == 1
+    assert sis.read_state(tmp_path / "checkpoint").num_rows == 0
 
 
 def test_output_waits_for_larger_files(spark: Any, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RunTasks = Callable[[MicroBatch], BatchResult]
+_LATEST = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -201,12 +202,30 @@ class Coordinator:
                                   at=self._spec.at, found=kind, rows=role,
                                   hint="start the stream once with that sink; after that it may be another")
 
-    def _run(self, number: int, query: str, run_tasks: RunTasks, spark: SparkSession | None) -> None:
+    def drain(self, run_tasks: RunTasks, spark: SparkSession | None) -> None:
+        """Close all windows that have rows, after the last batch. The watermark is then at the end of the last one, so
+        that they stay closed if the stream resumes.
+        """
+        with self._lock:
+            drains_to = self._last_window_end()
+            if self._last is not None and self._is_settled and drains_to is not None:
+                self._run(as_int(self._last["batch"]), as_text(self._last["query"]), run_tasks, spark, drains_to)
+
+    def _last_window_end(self) -> int | None:
+        """The end of the last open window that has rows, if windows are closed by a watermark; else None."""
+        window, slices = self._spec.plan.window, [run.newest for run in self._runs if run.newest is not None]
+        if self._spec.plan.mode != "closing" or window is None or not slices:
+            return None
+        end = min(max(slices) // window.every * window.every + window.size, _LATEST)
+        return end if self.clock.watermark is None or self.clock.watermark < end else None
+
+    def _run(self, number: int, query: str, run_tasks: RunTasks, spark: SparkSession | None,
+             drains_to: int | None = None) -> None:
         phases, partitions = Phases(), self.partitions
         spec, prefix = self._spec, f"{self._manifests.name}-{number:010}"
         sinks = {role: committer.task_sink for role, committer in spec.committers.items()}
         result = run_tasks(MicroBatch(self._broadcast, spec.input.flow_types, prefix, partitions, self.clock,
-                                      tuple(self._runs), spec.location, spec.migration, sinks))
+                                      tuple(self._runs), spec.location, spec.migration, sinks, drains_to=drains_to))
         phases.end("tasks")
         results = [result.tasks[task] for task in sorted(result.tasks)]
         runs, clock = self._state_after(results, partitions, result.skipped.times)
@@ -224,7 +243,11 @@ class Coordinator:
         self._check_visible(runs, needed - {run.file for run in runs})
         phases.end("prepare")
         self._is_settled = False
-        self._last = self._manifests.publish(number, content)
+        if drains_to is None:
+            self._last = self._manifests.publish(number, content)
+        else:
+            assert self._last is not None
+            self._last = self._manifests.revise(self._last, content)
         self._runs, self.clock = runs, clock
         phases.end("publish")
         self._commit(spark)

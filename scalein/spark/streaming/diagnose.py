@@ -26,7 +26,8 @@ def why_no_output(coordinator: Coordinator, plan: StreamPlan, status: str = "run
     text = why_no_window(WindowFacts(
         plan.lateness.dtype, totals.rows_in, totals.late_rows, totals.timeless_rows, coordinator.clock.outlier_rows,
         True, coordinator.clock.watermark, coordinator.next_end))
-    last_windows = "" if coordinator.next_end is None else " A stream has no end that closes its last windows."
+    last_windows = "" if coordinator.next_end is None else (
+        " A stream has no end that closes its last windows; stop(drain=True) does.")
     return f"{text}{last_windows}{ended}"
 
 

@@ -16,16 +16,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scalein.errors import ScaleinError, here
+from scalein.errors import BadArgument, ScaleinError, here
 from scalein.spark.batch.apply import select_columns
 from scalein.spark.batch.scan import parallelism
 from scalein.spark.errors import explain_error, explain_jvm_error, translate_errors
 from scalein.spark.origin import ORIGIN
-from scalein.spark.row_groups import RowGroups, coded_types
+from scalein.spark.row_groups import RowGroups, coded_types, plan_row_groups
 from scalein.spark.serialize import BroadcastPlan, serialize
 from scalein.spark.streaming.coordinator import Coordinator, StreamSpec, checked_partitions
 from scalein.spark.streaming.diagnose import why_no_output
 from scalein.spark.streaming.inputs import READ_ALL_BYTES, READ_ALL_TEXT_BYTES, scan_of_batch
+from scalein.spark.streaming.sinks import FunctionCommitter
 from scalein.spark.streaming.tasks import (
     BLOCK_DDL,
     BatchResult,
@@ -68,7 +69,7 @@ class StreamJob:
     def __init__(self, spec: StreamSpec, stream: DataFrame) -> None:
         self._spec, self._session = spec, stream.sparkSession
         self._error: BaseException | None = None
-        self._is_stopping = False
+        self._is_stopping = self._is_draining = False
         self._is_refused = False  # tasks met files that Spark must read, and more of these may follow
         self._is_cancelled = False  # a stop has cancelled a batch, or prevented one: Spark's error is expected then
         self._batch_thread = 0  # the thread of the current batch
@@ -144,6 +145,13 @@ class StreamJob:
             found.report_rows(batch_totals([*result.tasks.values()], self._spec.plan.mode)["rows"])
             return replace(result, skipped=skipped)
 
+    def _run_without_rows(self, batch: MicroBatch) -> BatchResult:
+        """Run the tasks that hold the state."""
+        nothing = plan_row_groups((), batch.input_schema)
+        assert nothing is not None
+        with translate_errors(), _described(self._session, f"{self._spec.plan.title}, at the end"):
+            return self._read_files(self._session, batch, nothing)
+
     def _with_dictionaries(self, batch: MicroBatch,
                            row_groups: RowGroups | TextSplits) -> tuple[MicroBatch, RowGroups | TextSplits]:
         """The batch with dictionaries in columns of text with few different values, and a plan for them."""
@@ -199,15 +207,22 @@ class StreamJob:
         """Use so many partitions from the next batch on. No state is moved for that, unless `migration` says so."""
         self._coordinator.partitions = checked_partitions(partitions, here())
 
-    def stop(self) -> None:
+    def stop(self, *, drain: bool = False) -> None:
         """End the stream after the current batch, or in the middle of one that takes longer than a minute: that batch
         will be repeated. Started with the same checkpoint, the stream resumes.
+
+        `drain=True` waits for the current batch, and then gives the results of all windows that are open. They stay
+        closed: if the stream is started again, rows in them are late, also those that Spark had not handed over yet.
         """
+        if drain and self._spec.committers["out"].kind == FunctionCommitter.kind:
+            raise BadArgument("a sink function knows results by the number of their batch, and a drain has none",
+                              at=here(), hint='use a sink such as si.to_parquet("out/"), or stop()')
         self._is_stopping = True
+        self._is_draining = self._is_draining or drain
         if self._batch_thread == threading.get_ident():  # called by a sink's function, whose batch must end first
             threading.Thread(target=self.stop, name="scalein stop", daemon=True).start()
             return
-        is_between_batches = self._batch_lock.acquire(timeout=STOP_S)
+        is_between_batches = self._batch_lock.acquire(timeout=-1 if self._is_draining else STOP_S)
         try:
             if not self._ended.is_set():
                 self._is_cancelled = self._is_cancelled or not is_between_batches
@@ -309,6 +324,8 @@ class StreamJob:
         except BaseException as error:
             self._record_error(error)
         try:
+            if self._is_draining and self._error is None:
+                self._coordinator.drain(self._run_without_rows, self._session)
             self._coordinator.publish_waiting(is_end=True)
         except BaseException as error:
             self._error = self._error or error

@@ -63,8 +63,8 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object = None, checkpoint: obj
 
     `emit` is "final" (a window when the watermark has passed its end) or "changes" (each group that a batch has
     changed, with a column `op`: insert, update or delete). `late` is "drop", "error", or a sink for rows that arrive
-    after all their windows have closed. A stream never ends by itself, so it does not close its last windows. If
-    nothing comes out, `job.why_no_output()` says why.
+    after all their windows have closed. A stream never ends by itself, so it does not close its last windows;
+    `job.stop(drain=True)` does. If nothing comes out, `job.why_no_output()` says why.
 
     A row in which an expression fails ends the stream, and would end it again at each start (`on_error="raise"`).
     "null" gives null where an expression fails; a sink receives the rows that fail as dead letters, and the others

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,7 @@ class MicroBatch:
     migration: str
     sinks: dict[str, TaskSink]  # of results ("out"), and perhaps of late and failed rows
     skipped_times: TimeSummary = NO_TIMES  # of rows that no task reads
+    drains_to: int | None = None  # the watermark after it, if it closes all windows
 
     def summary(self) -> MapSummary:
         """What a map task counts, at its start."""
@@ -184,6 +185,8 @@ def _reduce(batch: MicroBatch, target: int, shuffled: list[pa.RecordBatch], othe
     plan, groups = batch.plan(), key_group_ranges(batch.partitions)[target]
     runs = [part for run in batch.runs if (part := run.within(*groups)) is not None]
     clock = plan.advance_clock(batch.clock, [*time_summaries(summaries), batch.skipped_times])
+    if batch.drains_to is not None:
+        clock = replace(clock, watermark=batch.drains_to)
     reduce_input = ReduceInput(groups, runs, batch.clock, clock, batch.migration)
     with _open_writers(batch, target) as writers:
         runs_after = reducer(plan, options).run(reduce_input, shuffled, batch.location, writers["out"].write)
