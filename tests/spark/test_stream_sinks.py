@@ -287,11 +287,12 @@ def test_output_that_waits_belongs_to_its_sink(clock: Time, tmp_path: Path) -> N
     start_stream(FLOW, tmp_path / "checkpoint", si.to_memory(), emit="changes").close()
 
 
-@pytest.mark.parametrize("cleanup", [1, 64])
-def test_a_reader_sees_each_row_once_at_any_moment(cleanup: int, clock: Time, tmp_path: Path,
+@pytest.mark.parametrize(("cleanup", "most"), [(1, 64), (64, 64), (1, 4)])
+def test_a_reader_sees_each_row_once_at_any_moment(cleanup: int, most: int, clock: Time, tmp_path: Path,
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """Looked at after every change of the folder: no row twice, and none disappears."""
     monkeypatch.setattr(sinks, "CLEANUP_EVERY", cleanup)
+    monkeypatch.setattr(files, "_MAX_WAITING", most)
     out, seen = tmp_path / "out", [0]
 
     def watched(name: str) -> Any:
@@ -313,6 +314,7 @@ def test_a_reader_sees_each_row_once_at_any_moment(cleanup: int, clock: Time, tm
     for number in range(BATCHES):
         clock.now += 30
         run(coordinator, [rows(number)], first=number, attempts=2)
+        assert len(files.waiting_files(coordinator._last["output"]["out"][1])) <= most  # type: ignore[index,call-overload]
     coordinator.publish_waiting(is_end=True)
     coordinator.close()
     begin(tmp_path).close()

@@ -46,6 +46,8 @@ from scalein.storage.publish import FolderLock, OwnedFolder, hold_folder, take_f
 STAGED, PART = "_staged-", "part-"
 _BUFFERED_BYTES = 128 << 20
 _SYNC_THREADS = 16
+_MAX_WAITING = 64  # files of a directory, on average
+_REJOINED_BYTES = 16 << 20  # up to which files that wait are joined before they are due
 _LAST_TASK = 999_999  # number of the last task of an epoch written by several tasks
 _MAX_OPEN = 256  # files written at once; more values of `partition_by` close the oldest
 
@@ -171,19 +173,24 @@ class FileSink:
         return {"epoch": f"{prefix}-{_LAST_TASK}", "files": [*files]}
 
     def epoch_with_waiting(self, epoch: Json, waiting: Sequence[str], is_due: bool) -> Json:
-        """The epoch in which these staged files wait, or if they are due, in which they are joined and committed."""
-        name = _read(epoch).name
-        if not is_due:
-            return {"epoch": name, "files": [], "waiting": [*waiting]}
-        files = self._join(waiting, name)
-        return {"epoch": name, "files": [*files], "joined": [each for each in waiting if each not in files]}
+        """The epoch in which these staged files wait, or if they are due, in which they are joined and committed.
 
-    def _join(self, names: Sequence[str], epoch: str) -> list[str]:
-        """Staged files with the rows of these, of up to `roll` bytes each, durable; large ones are not copied."""
+        Many that wait are joined meanwhile, up to a size that is soon copied, so that an epoch has few names.
+        """
+        name, directories = _read(epoch).name, {os.path.dirname(each) for each in waiting}
+        if not is_due and len(waiting) < _MAX_WAITING * len(directories):
+            return {"epoch": name, "files": [], "waiting": [*waiting]}
+        files = self._join(waiting, name, self._roll_bytes if is_due else min(self._roll_bytes, _REJOINED_BYTES))
+        joined: list[Json] = [each for each in waiting if each not in files]
+        return {"epoch": name, "files": [*files] if is_due else [], "waiting": [] if is_due else [*files],
+                "joined": joined}  # fmt: skip
+
+    def _join(self, names: Sequence[str], epoch: str, limit_bytes: int) -> list[str]:
+        """Staged files with the rows of these, of up to so many bytes each, durable; large ones are not copied."""
         groups: dict[str, list[tuple[list[str], int]]] = {}  # by directory: names, and their bytes
         for name in names:
             size, some = self.size_bytes([name]), groups.setdefault(os.path.dirname(name), [])
-            if some and some[-1][1] + size <= self._roll_bytes:
+            if some and some[-1][1] + size <= limit_bytes:
                 some[-1] = ([*some[-1][0], name], some[-1][1] + size)
             else:
                 some.append(([name], size))
