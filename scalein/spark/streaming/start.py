@@ -95,10 +95,10 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object = None, checkpoint: obj
                           found=repr(sink), hint='for example si.to_parquet("out/")')
     if late_policy == error_policy == "sink" and late is on_error:
         raise BadArgument("one sink cannot take two kinds of rows", at=at, hint="give each its own")
-    for name, argument, policy in (("late", late, late_policy), ("on_error", on_error, error_policy)):
+    for role, argument, policy in (("late", late, late_policy), ("on_error", on_error, error_policy)):
         if policy == "sink" and (not isinstance(argument, Sink) or argument is sink):
-            raise BadArgument(f"{name} takes a sink of its own", at=at, found=repr(argument),
-                              hint=f'for example si.to_parquet("{"late" if name == "late" else "failed"}/")')
+            raise BadArgument(f"{role} takes a sink of its own", at=at, found=repr(argument),
+                              hint=f'for example si.to_parquet("{"late" if role == "late" else "failed"}/")')
     location = parse_location(checkpoint, at)
     input_schema = check_input_schema(unbound_source(q.op, at).arrow, stream_df.schema, at)
     op = read_static_tables(with_input_types(q.op, input_schema), at)
