@@ -137,8 +137,8 @@ def test_a_driver_may_crash_at_any_step(target: object, name: str, call: int, wa
     assert crashes == 1
     begin(tmp_path).close()
     check(tmp_path)
-    if waits:
-        assert len([*(tmp_path / "out").glob("part-*")]) == BATCHES // 2
+    if waits:  # what waited when the driver crashed becomes visible as it was
+        assert len([*(tmp_path / "out").glob("part-*-999999-*")]) >= 1
 
 
 def crash(coordinator: Coordinator) -> None:

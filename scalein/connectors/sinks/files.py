@@ -15,7 +15,7 @@ same job can commit nothing more (`storage/publish.py`). A sink that is opened w
 
 Where other processes write the rows (Spark's tasks), each stages files with `for_task`, under unique names; of repeated
 attempts, only those whose names reach the driver are committed. Such files need not become visible with their epoch:
-those that an epoch names as `waiting` stay staged, and a later epoch joins them into few (`join`) and commits these. So
+those that an epoch names as `waiting` stay staged, and a later epoch joins them into few and commits these. So
 a row that waits is in staged files only, and whoever reads the directory sees it once, from one moment on.
 
 Threads: one caller at a time, but `commit` may run beside `write`; the only mutable state they share is `_changed`.
@@ -172,18 +172,21 @@ class FileSink:
                                   hint="every machine that runs tasks must have this very directory under this path")
         return {"epoch": f"{prefix}-{_LAST_TASK}", "files": [*files]}
 
-    def epoch_with_waiting(self, epoch: Json, waiting: Sequence[str], is_due: bool) -> Json:
-        """The epoch in which these staged files wait, or if they are due, in which they are joined and committed.
+    def epoch_with_waiting(self, epoch: Json, waiting: Sequence[str]) -> Json:
+        """The epoch in which these staged files wait.
 
-        Many that wait are joined meanwhile, up to a size that is soon copied, so that an epoch has few names.
+        Many are joined meanwhile, up to a size that is soon copied, so that an epoch has few names.
         """
         name, directories = _read(epoch).name, {os.path.dirname(each) for each in waiting}
-        if not is_due and len(waiting) < _MAX_WAITING * len(directories):
-            return {"epoch": name, "files": [], "waiting": [*waiting]}
-        files = self._join(waiting, name, self._roll_bytes if is_due else min(self._roll_bytes, _REJOINED_BYTES))
-        joined: list[Json] = [each for each in waiting if each not in files]
-        return {"epoch": name, "files": [*files] if is_due else [], "waiting": [] if is_due else [*files],
-                "joined": joined}  # fmt: skip
+        is_many = len(waiting) >= _MAX_WAITING * max(1, len(directories))
+        files = self._join(waiting, name, min(self._roll_bytes, _REJOINED_BYTES)) if is_many else [*waiting]
+        return {"epoch": name, "files": [], "waiting": [*files], "joined": _missing(waiting, files)}
+
+    def epoch_of_waiting(self, epoch: Json, waiting: Sequence[str], joins: bool) -> Json:
+        """The epoch in which staged files that have waited are committed: joined, or as they are."""
+        name = _read(epoch).name
+        files = self._join(waiting, name, self._roll_bytes) if joins else [*waiting]
+        return {"epoch": name, "files": [*files], "joined": _missing(waiting, files)}
 
     def _join(self, names: Sequence[str], epoch: str, limit_bytes: int) -> list[str]:
         """Staged files with the rows of these, of up to so many bytes each, durable; large ones are not copied."""
@@ -397,6 +400,11 @@ def _read(prepared: Json) -> _Epoch:
                     and (not folder or os.path.isabs(folder))):
                 return _Epoch(epoch, names, folder, waiting, joined)
     raise WriteFailed("this is no list of staged files", found=f"{prepared!r:.200}")
+
+
+def _missing(names: Sequence[str], among: Sequence[str]) -> list[Json]:
+    there = {*among}
+    return [name for name in names if name not in there]
 
 
 def waiting_files(prepared: Json) -> list[str]:

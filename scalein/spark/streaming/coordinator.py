@@ -134,7 +134,7 @@ class Coordinator:
             committer.claim(run, location.uri)
         for role, committer in spec.committers.items():
             committer.open(self._committed(role, committed), run)
-        self.publish_waiting()  # at once, where nothing may wait any more
+        self.publish_waiting(is_end=True)  # what an earlier start has left
 
     def _committed(self, role: str, output: dict[str, Json]) -> Json:
         """The entry of an output in a manifest, if it was of the same kind."""

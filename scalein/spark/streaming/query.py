@@ -328,7 +328,8 @@ class StreamJob:
                 self._coordinator.drain(self._run_without_rows, self._session)
             self._coordinator.publish_waiting(is_end=True)
         except BaseException as error:
-            self._error = self._error or error
+            self._is_cancelled = False  # it is no error of Spark's
+            self._record_error(error)
         try:
             self._coordinator.close()
         except ScaleinError as error:

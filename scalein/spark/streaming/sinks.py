@@ -204,7 +204,8 @@ class FileCommitter:
 
     With `files_every_s`, the staged files of batches wait: the manifest names them, and no reader sees them. When they
     have waited for so long, or are as large as a file should be, they are joined, and what is joined becomes visible.
-    What was joined is removed after the manifest that names the result is published.
+    What was joined is removed after the manifest that names the result is published. Files that an earlier start has
+    left become visible as they are, since this one may write other columns or another format.
     """
 
     def __init__(self, sink: FileSink, schema: pa.Schema, role: str, files_every_s: float | None) -> None:
@@ -212,6 +213,7 @@ class FileCommitter:
         self._sink, self._schema, self._role, self._job, self._commits = sink, schema, role, "", 0
         self._every_s, self._since = files_every_s, 0.0  # of the first file that waits, by the monotonic clock
         self._last: Json = None  # the last entry that was committed
+        self._is_earlier = False  # that is one of an earlier start
         self.task_sink: TaskSink = StagedFiles(sink, schema, role)
 
     def claim(self, run: str, checkpoint: str) -> None:
@@ -221,33 +223,34 @@ class FileCommitter:
         prefix = _role_prefix(next_prefix, self._role)
         self._job = prefix.partition("-")[0]
         self._sink.open(self._schema, committed, prefix)
-        self._last, self._since = committed, time.monotonic()
+        self._last, self._is_earlier = committed, True
 
     def prepare(self, prefix: str, results: list[Json], blocks: list[pa.Buffer]) -> Json:
         self._sink.prepare()  # syncs the directories in which files of the previous batch were renamed
         epoch, waiting = self._sink.epoch_of(_role_prefix(prefix, self._role), results), waiting_files(self._last)
-        if self._every_s is None and not waiting:
+        if self._every_s is None:
             return epoch
+        is_due = self._is_due(waiting) or self._sink.is_full([*waiting, *staged_files(epoch)])
         waiting += staged_files(epoch)
-        return self._sink.epoch_with_waiting(epoch, waiting, self._is_due(waiting))
+        return (self._sink.epoch_of_waiting(epoch, waiting, joins=True) if is_due
+                else self._sink.epoch_with_waiting(epoch, waiting))
 
     def _is_due(self, waiting: list[str]) -> bool:
-        is_first = not waiting_files(self._last)
-        return self._every_s is None or (not is_first and time.monotonic() - self._since >= self._every_s) or (
-            self._sink.is_full(waiting))
+        """Whether files have waited long enough."""
+        return bool(waiting) and self._every_s is not None and time.monotonic() - self._since >= self._every_s
 
     def publish_waiting(self, is_end: bool) -> Json:
         waiting = waiting_files(self._last)
         if not waiting or not (is_end or self._is_due(waiting)):
             return None
         self._sink.prepare()
-        return self._sink.epoch_with_waiting(self._last, waiting, is_due=True)
+        return self._sink.epoch_of_waiting(self._last, waiting, joins=not self._is_earlier)
 
     def commit(self, prepared: Json, spark: SparkSession | None, batch: int) -> None:
         self._sink.commit(prepared)
         if not waiting_files(self._last):
             self._since = time.monotonic()
-        self._last = prepared
+        self._last, self._is_earlier = prepared, False
         self._commits += 1
         if self._commits % CLEANUP_EVERY == 0:
             self._sink.remove_staged(f"{self._job}-{batch}", waiting_files(prepared))
