@@ -25,6 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc, StoreFailed, warn
 from scalein.exec.diagnosis import shown
 from scalein.exec.event_time import TimeSummary, outlier_warning
@@ -216,7 +218,7 @@ class Coordinator:
         window, slices = self._spec.plan.window, [run.newest for run in self._runs if run.newest is not None]
         if self._spec.plan.mode != "closing" or window is None or not slices:
             return None
-        end = min(max(slices) // window.every * window.every + window.size, _LATEST)
+        end = min(int(window.last_ends(np.array([max(slices)], object))[0]), _LATEST)
         return end if self.clock.watermark is None or self.clock.watermark < end else None
 
     def _run(self, number: int, query: str, run_tasks: RunTasks, spark: SparkSession | None,
