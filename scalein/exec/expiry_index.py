@@ -14,25 +14,24 @@ import pyarrow as pa
 
 from scalein.exec.event_time import as_integers
 from scalein.exec.operator import Batches, files_of, filtered
+from scalein.ir.windows import Window
 from scalein.state.row_buffer import RowBuffer
 from scalein.storage.checked_json import Json
 
 MIN_SEGMENTS = 512  # of the buffer, before those of each window are put together
 
 
-def windows_of(partials: pa.RecordBatch, size: int, every: int, first_open: int) -> Batches:
+def windows_of(partials: pa.RecordBatch, window: Window, first_open: int) -> Batches:
     """Partial groups of slices, again for each window that their slice is in and that begins at `first_open` or later,
     with the window's start in the place of the slice's. A key may come several times.
     """
     at = partials.schema.get_field_index("window_start")
     field, starts = partials.schema.field(at), np.asarray(as_integers(partials.column(at)))
-    newest, found = starts // every * every, []
-    for back in range(-(-size // every)):
-        windows = newest - back * every
-        is_in = (windows + size > starts) & (windows >= first_open)
+    found = []
+    for windows, is_in in window.starts_of(starts):
         values = np.ascontiguousarray(windows.astype(f"i{field.type.bit_width // 8}"))
         column = pa.Array.from_buffers(field.type, len(values), [None, pa.py_buffer(values)])
-        found.append(filtered(partials.set_column(at, field, column), pa.array(is_in)))
+        found.append(filtered(partials.set_column(at, field, column), pa.array(is_in & (windows >= first_open))))
     return [batch for batch in found if batch.num_rows]
 
 
