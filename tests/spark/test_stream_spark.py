@@ -90,11 +90,10 @@ def test_changes_scale_and_stop(spark: Any, tmp_path: Path) -> None:
     assert job.last_progress["partitions"] == 3
     assert (job.name, job.last_progress["name"], job.query.lastProgress.name) == ("by key",) * 3
     assert list(job.last_progress["phases_s"]) == ["tasks", "prepare", "publish", "commit", "cleanup"]
-    while not any("batch = 4" in text for text in descriptions(spark)):  # Spark's UI hears of jobs a little later
-        time.sleep(0.05)
-    assert any(text.startswith("Some(by key\n") and "batch = 4" in text
-               and text.endswith("scalein: Aggregate by k: n = count(), s = x.sum(), most = x.max())")
-               for text in descriptions(spark))  # fmt: skip
+    of_batch = list[str]()
+    while not of_batch:  # Spark's UI hears of jobs a little later
+        of_batch = [text for text in descriptions(spark) if text.startswith("Some(by key\n") and "batch = 4" in text]
+    assert of_batch[0].endswith("\nscalein: Aggregate by k: n = count(), s = x.sum(), most = x.max())")
     job.stop()
     assert repr(job) == "StreamJob('by key', stopped, batch 4, 3 partitions)"
     assert (job.status, job.exception) == ("stopped", None)
