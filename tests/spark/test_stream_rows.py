@@ -37,15 +37,6 @@ from tests.same import assert_same
 from tests.spark.simulated import drain, fold_changes, rows_of, run, start_stream, tasks_over
 from tests.spark.test_stream_faults import Crash, crash, crash_at_call
 
-
-@pytest.fixture(autouse=True, scope="module")
-def no_disk() -> Iterator[None]:
-    """These tests check rows, not durability."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.fsync", lambda handle: None)
-        yield
-
-
 SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string()), ("f", pa.float64()), ("x", pa.int64()), ("y", pa.float64())])
 NAN = float("nan")
 

@@ -235,8 +235,7 @@ class StreamJob:
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the stream has ended, or so many seconds; raises the error that ended it."""
-        self._ended.wait(timeout)
-        if self.exception is not None:
+        if self._ended.wait(timeout) and self.exception is not None:
             raise self.exception
 
     def await_termination(self, timeout: float | None = None) -> bool:
