@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from scalein.dtypes import BOOL, F64, I64, DType, Field, Kind, Schema
+from scalein.errors import InternalError
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
 from scalein.ir.physical import Node, Scan, WindowAggregate
@@ -77,9 +78,17 @@ def width(table: Table) -> int:
     return sum(len(_PARTS.get(acc.kind, ("",))) for acc in table.accs)
 
 
+def check_mergeable(table: Table) -> None:
+    """Refuse accumulators of which partial groups cannot be merged, by name."""
+    for acc in table.accs:
+        if acc.kind not in _FUNCTIONS and acc.kind not in _PARTS:
+            raise InternalError(f"partial groups of the accumulator {acc.kind.value!r} cannot be merged")
+
+
 def two_phase(node: WindowAggregate, partials: str = "partials") -> TwoPhase:
     """group(k, window, ...) -> a group by k and slice, and one over its rows, by k and window."""
     table = node.table
+    check_mergeable(table)
     each = [_columns(k, acc) for k, acc in enumerate(table.accs)]
     columns = tuple(column for some in each for column in some)
     slices = None if table.window is None else ops.Window(table.window.time, table.slice_size, table.slice_size)
@@ -215,5 +224,6 @@ def _again(acc: Acc, columns: tuple[Output, ...]) -> Acc:
             return Acc(acc.kind, given["mean"], given["by_mean"], parts=parts)
         case AccKind.FIRST | AccKind.LAST | AccKind.ARG_MIN | AccKind.ARG_MAX:
             return Acc(acc.kind, given["value"], given.get("by"), parts=(given["row"],))
-        case _:
+        case AccKind.ISUM | AccKind.FSUM | AccKind.MIN | AccKind.MAX:
             return Acc(acc.kind, given[""])
+    raise AssertionError(acc.kind)

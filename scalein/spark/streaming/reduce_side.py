@@ -16,16 +16,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scalein.arrow_rows import scattered
 from scalein.compiler import compile_flow
+from scalein.errors import ComputeError
 from scalein.exec.aggregate_operator import aggregate_node
 from scalein.exec.changelog import OP, Changelog
+from scalein.exec.combine import Combiner
+from scalein.exec.error_location import located
 from scalein.exec.event_time import as_integers
 from scalein.exec.operator import Context, filtered
 from scalein.ir.partials import TwoPhase, two_phase
 from scalein.options import Options
 from scalein.spark.key_groups import KEY_GROUPS
 from scalein.spark.shuffle import key_hashes
-from scalein.spark.streaming.combine_partials import Combiner, scatter
 from scalein.spark.streaming.event_time import Clock
 from scalein.spark.streaming.merge_runs import Match, key_numbers, look_up, merge_blocks, take_rows
 from scalein.spark.streaming.runs import (
@@ -200,12 +203,20 @@ class Reducer:
         if self._plan.mode == "distinct":
             unseen = filtered(after, pa.array(~existed)).select(self._map_reduce.shuffle_schema.names)
             return map(self._plan.changelog_rows, self._map_reduce.final([unseen], self._options))
-        if self._changes.is_one_to_one and (groups := combiner.finish(after)) is not None:
+        if self._changes.is_one_to_one and (groups := self._finish(after)) is not None:
             return self._changelog(groups, existed)
         before = after
         if not self._changes.is_one_to_one:
             before = self._state_before(new, [*(each for blocks in opened for each in look_up(new, blocks, keys))])
         return iter(self._changes.between(before, after, existed))
+
+    def _finish(self, groups: pa.RecordBatch) -> pa.RecordBatch | None:
+        assert self._combiner is not None
+        assert self._two_phase is not None
+        try:
+            return self._combiner.finish(groups)
+        except ComputeError as error:
+            raise located(error, self._plan.fragment.op, self._two_phase.final) from None
 
     def _changelog(self, groups: pa.RecordBatch, existed: np.ndarray) -> Rows:
         """The changelog of groups, if the ops downstream of the aggregation give one row for each, in order."""
@@ -272,7 +283,7 @@ def _is_half_expired(run: Run, first_open: int | None) -> bool:
 
 
 def _with_values(rows: pa.RecordBatch, positions: np.ndarray, values: dict[str, pa.Array]) -> pa.RecordBatch:
-    columns = [scatter(column, positions, values[name]) if name in values else column
+    columns = [scattered(column, positions, values[name]) if name in values else column
                for name, column in zip(rows.schema.names, rows.columns, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
