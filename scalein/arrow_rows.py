@@ -111,6 +111,25 @@ def _fixed_bytes(array: pa.Array) -> np.ndarray | None:
     return found if words == 1 else found.reshape(-1, words)
 
 
+def verified(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch that was read from a file, if kernels may read it; ArrowInvalid if not. A checksum can be forged.
+
+    It has the columns of the schema and nulls only where these may be, every buffer is as large as the rows need, and
+    all offsets and codes are within what they refer to.
+    """
+    if batch.schema.names != schema.names or batch.schema.types != schema.types:
+        raise pa.ArrowInvalid("it has other columns")
+    batch.validate()
+    for field, column in zip(schema, batch.columns, strict=True):
+        if not field.nullable and column.null_count:
+            raise pa.ArrowInvalid(f"{field.name} has nulls")
+        if any(buffer is not None and buffer.address % 8 for buffer in column.buffers()):
+            raise pa.ArrowInvalid(f"{field.name} is not aligned")
+        if not (pa.types.is_primitive(field.type) or pa.types.is_decimal(field.type)):  # their sizes are all there is
+            column.validate(full=True)
+    return batch
+
+
 def _without_views(arrow: pa.DataType) -> pa.DataType:
     """The type with plain text and binary in the place of views, at any depth."""
     if pa.types.is_string_view(arrow):

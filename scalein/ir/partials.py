@@ -63,9 +63,14 @@ class TwoPhase:
         return len(self.functions) == len(self.partial.table.outputs)
 
 
+def is_mergeable(acc: Acc) -> bool:
+    """Whether an accumulator has columns, and partial groups merge by them."""
+    return acc.kind in _FUNCTIONS or acc.kind in _PARTS
+
+
 def fits(table: Table) -> bool:
     """Whether all accumulators of a table have columns."""
-    return all(acc.kind in _FUNCTIONS or acc.kind in _PARTS for acc in table.accs)
+    return all(map(is_mergeable, table.accs))
 
 
 def has_parts(table: Table) -> bool:
@@ -78,17 +83,12 @@ def width(table: Table) -> int:
     return sum(len(_PARTS.get(acc.kind, ("",))) for acc in table.accs)
 
 
-def check_mergeable(table: Table) -> None:
-    """Refuse accumulators of which partial groups cannot be merged, by name."""
-    for acc in table.accs:
-        if acc.kind not in _FUNCTIONS and acc.kind not in _PARTS:
-            raise InternalError(f"partial groups of the accumulator {acc.kind.value!r} cannot be merged")
-
-
 def two_phase(node: WindowAggregate, partials: str = "partials") -> TwoPhase:
     """group(k, window, ...) -> a group by k and slice, and one over its rows, by k and window."""
     table = node.table
-    check_mergeable(table)
+    for acc in table.accs:
+        if not is_mergeable(acc):
+            raise InternalError(f"partial groups of the accumulator {acc.kind.value!r} cannot be merged")
     each = [_columns(k, acc) for k, acc in enumerate(table.accs)]
     columns = tuple(column for some in each for column in some)
     slices = None if table.window is None else ops.Window(table.window.time, table.slice_size, table.slice_size)

@@ -78,7 +78,7 @@ class Reducer:
                 write(self._plan.changelog_rows(batch))
         runs = [run for run in given.runs if not _is_expired(run, first_open)]
         runs, migrating = self._migrating(runs, given, new, location)
-        opened = [read_run(location, run) for run in runs]
+        opened = [read_run(location, run, self._plan.state_schema) for run in runs]
         sizes = [sum(block.num_rows for block in blocks) for blocks in opened]
         chosen = choose_to_merge(sizes, new.num_rows) | migrating
         chosen |= {k for k, run in enumerate(runs) if _is_half_expired(run, first_open)}
@@ -114,7 +114,7 @@ class Reducer:
         found, migrating = list[Run](), set[int]()
         for run in runs:
             rest: list[Run] = []
-            if sum(block.num_rows for block in read_run(location, run)) < run.rows:
+            if sum(block.num_rows for block in read_run(location, run, self._plan.state_schema)) < run.rows:
                 run, rest = hottest_range(run, width, rows)
                 migrating.add(len(found))
             found += [run, *rest]
@@ -164,7 +164,7 @@ class Reducer:
             return
         end, first = lateness.last_end(after), None if before is None else lateness.least_open(before)
         candidates = [new, *(block for run in given.runs if run.oldest is not None and run.oldest < end
-                             for block in read_run(location, run))]
+                             for block in read_run(location, run, self._plan.state_schema))]
         closing = []
         for block in candidates:
             starts = as_integers(block.column(slices))
