@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from scalein.arrow_rows import verified
 from scalein.errors import Damaged, StoreFailed
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.local import make_directory, sync_path
@@ -104,8 +103,8 @@ class RowBuffer:
             return found
         try:
             with pa.memory_map(str(self.folder / segment.file)) as file:
-                return verified(pa.ipc.open_file(file).get_batch(segment.number), self.schema)
-        except (OSError, ValueError, IndexError, pa.ArrowException) as error:
+                return pa.ipc.open_file(file).get_batch(segment.number)
+        except (OSError, pa.ArrowException) as error:
             raise Damaged("buffered rows cannot be read", file=self.folder / segment.file, found=error) from error
 
     # --- on disk
