@@ -32,6 +32,7 @@ from scalein.api.column import Column, count
 from scalein.api.groupby import GroupBy, group
 from scalein.api.hints import ForeignNames
 from scalein.api.windows import WindowSpec
+from scalein.cancellation import handle_interrupts
 from scalein.connectors.in_memory import of_arrow
 from scalein.dtypes import BOOL, Kind
 from scalein.durations import Duration, in_units, span
@@ -67,6 +68,7 @@ class Flow(ForeignNames):
     def __init__(self, op: ops.Op) -> None:
         if op.names_columns:
             refuse_internal(op.schema.names, op.at)
+        handle_interrupts()
         self.op = op
         self._queries = Queries(op)
 
@@ -528,7 +530,8 @@ class Flow(ForeignNames):
 
         `until="now"` ends the job when it has taken what is there, with windows left open: the next start with the same
         checkpoint takes what came since, as a job of every night does. `restarts` is how often a job that failed is
-        started again, from its last checkpoint, after failures that may pass: of a disk, a network or a sink.
+        started again, from its last checkpoint, after failures that may pass: of a disk, a network or a sink. One
+        failed checkpoint does not end the job; ten in a row do, with growing waits in between, after a minute or more.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col

@@ -219,7 +219,7 @@ def read_run(location: Location, run: Run, schema: pa.Schema) -> list[pa.RecordB
             blocks = _open_run(location, run, name, schema).within(run.first, run.last)
     except _BadChecksum:
         raise Damaged("a file of a stream's state is not what was written", file=name) from None
-    except (OSError, ValueError, IndexError, pa.ArrowException) as error:
+    except (OSError, ValueError, IndexError, OverflowError, pa.ArrowException) as error:
         raise Damaged("a file of a stream's state cannot be read", file=name, found=error) from error
     if (run.first, run.last) == (0, KEY_GROUPS):
         return blocks
