@@ -27,6 +27,7 @@ from scalein.ir.tables import Key, Slicing, Table
 from scalein.kernels.bind import bind, form_of, has_nulls
 from scalein.kernels.call import kernel
 from scalein.kernels.output import collect_chunks
+from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
 _NUMBER = internal("number")
@@ -114,6 +115,7 @@ class _SideBySide:
         self._table, self._values, self._sides = _without_keys(table), values, sides
         self._items = identity(Schema(tuple(Field(o.name, o.dtype, o.nullable) for o in table.outputs)))
         self._types = [output.dtype.arrow for output in table.outputs]
+        self._kernels: dict[tuple[Read, ...], Compiled] = {}
 
     def run(self, sides: Iterable[pa.RecordBatch], options: Options) -> list[pa.Array]:
         columns, reads = list[pa.Array](), list[Read]()
@@ -122,8 +124,7 @@ class _SideBySide:
                 column = rows.column(field.name)
                 columns.append(column)
                 reads.append(Read(side_column(side, field.name), field.dtype, form_of(column.type), has_nulls(column)))
-        reader = FromPartials(tuple(reads), self._table, self._sides)
-        compiled = kernel(Stage("combine", reader, (), Collect(self._items)), options)
+        compiled = self._kernel(tuple(reads), options)
         frame = compiled.kernel.frame.new()
         for column, read in zip(columns, reads, strict=True):
             bind(frame, column, read)
@@ -132,6 +133,12 @@ class _SideBySide:
         found = [pa.concat_arrays(parts) if len(parts) > 1 else parts[0] for parts in zip(*chunks, strict=True)]
         return [array if array.type == arrow else array.cast(arrow)
                 for array, arrow in zip(found, self._types, strict=True)]
+
+    def _kernel(self, reads: tuple[Read, ...], options: Options) -> Compiled:
+        if reads not in self._kernels:
+            reader = FromPartials(reads, self._table, self._sides)
+            self._kernels[reads] = kernel(Stage("combine", reader, (), Collect(self._items)), options)
+        return self._kernels[reads]
 
 
 def _plus(times: pa.Array, size: int) -> pa.Array:

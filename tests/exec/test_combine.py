@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from random import Random
@@ -120,6 +121,18 @@ def test_groups_are_finished_in_their_order(name: str) -> None:
         whole.column(key.name).to_pylist() for key in two.final.table.keys]
     want = pa.Table.from_batches(list(Program(two.final).run([given], OPTIONS)))
     assert_same(pa.Table.from_batches([got]), want, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_many_columns(safe: bool) -> None:
+    """Kernels of many columns are compiled in parts; safe ones check every access."""
+    aggs = {f"{fn} of {name} {k}": getattr(col(name) + k, fn)()
+            for k in range(5) for name in ("i", "g") for fn in ("sum", "mean", "min", "max", "var")}
+    two, given = partials(si.flow(SCHEMA).group_by("k").agg(**aggs), Random(7), 20)
+    assert len(two.values.names) > 48
+    combiner = Combiner(two, replace(OPTIONS, safe=safe))
+    got = pa.table(combiner.combine_pairs(given.slice(0, 10), given.slice(10)), names=combiner.names)
+    assert_same(got, by_key(two, given, np.tile(np.arange(10), 2)).cast(got.schema), ordered=True, tolerance=1e-9)
 
 
 def test_text_is_finished_by_a_table() -> None:
