@@ -87,7 +87,7 @@ class Combiner:
             return None
         columns = [rows.column(key.name) for key in table.keys]
         if table.window is not None:
-            columns += [start := rows.column("window_start"), _plus(start, table.window.size)]
+            columns += [start := rows.column("window_start"), _plus(start, table.window_slices * table.slice_size)]
         columns += self._whole.run((rows,), self._options)
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 

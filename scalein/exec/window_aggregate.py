@@ -36,6 +36,7 @@ from scalein.exec.operator import (
     FragmentRunner,
     Morsel,
     Operator,
+    executes,
 )
 from scalein.exec.running_aggregate import RunningAggregate
 from scalein.exec.window_close import WindowCloser
@@ -57,6 +58,7 @@ RING_BYTES = 1 << 28  # of all records; a checkpoint writes them whole
 _SLICE = "#slice"
 
 
+@executes(ops.Aggregate)
 def open_aggregate(fragment: Fragment, context: Context, state: Json, emit: str) -> Operator:
     """The operator that suits an aggregation's table and how its results are emitted."""
     root = fragment.program("whole", lambda: fragment.op)
@@ -179,13 +181,14 @@ class WindowedAggregate(WindowCloser, Partial):
 class SlidingAggregate(WindowedAggregate):
     """Windows that slide: rows are counted into a ring, what it does not cover waits as partial groups."""
 
+    defers_results = True
     _ring: RingPreAggregationProgram | None = None  # from the first row on
 
     def __init__(self, fragment: Fragment, context: Context, root: Node, state: Json) -> None:
         super().__init__(fragment, context, root, state)
         self._node = aggregate_node(root)
         assert self._window is not None
-        slices = self._window.size // self._node.table.slice_size
+        slices = self._node.table.window_slices
         self._ring_slices = 1 << (slices + AHEAD_SLICES - 1).bit_length()
         self._outside = self._inside = 0  # rows since the ring began
         memory = context.options.memory
@@ -193,7 +196,7 @@ class SlidingAggregate(WindowedAggregate):
         assert self._late is not None
         self._has_ring = self._late.column is not None  # else the slices to cover are unknown
         # Workers need not wait for each other at each window, if nothing but the sink wants it.
-        self._puts_off = fragment.then is None and memory is None
+        self._puts_off = not fragment.consumers and memory is None
         self._closed_before: Batches = []  # windows of a ring that is no more
 
     def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
@@ -216,10 +219,10 @@ class SlidingAggregate(WindowedAggregate):
         self._outside += sum(batch.num_rows for batch in outside)
         self._inside += sum(batch.num_rows for batch in inside)
         if not self._puts_off:
-            self._closed_before = self.given()
+            self._closed_before = self.deferred()
         is_narrow = self._outside > max(MIN_OUTSIDE_ROWS, self._inside // 4)
         if is_narrow or self._ring.ring.bytes > self._most_bytes:
-            self._closed_before = self.given()
+            self._closed_before = self.deferred()
             self._keep(self._ring.ring.drain_partials())
             self._ring, self._ring_slices, self._outside, self._inside = None, 2 * self._ring_slices, 0, 0
             self._has_ring = is_narrow and self._ring_slices <= MAX_RING_SLICES
@@ -235,7 +238,7 @@ class SlidingAggregate(WindowedAggregate):
         if earliest is None:
             return waits
         assert self._window is not None
-        end = max(earliest + self._window.size, self._closed + self._window.every)
+        end = max(self._window.end_of(earliest), self._window.first_open_end(self._closed))
         return end if waits is None else min(waits, end)
 
     @property
@@ -250,12 +253,12 @@ class SlidingAggregate(WindowedAggregate):
         found = self._ring.ring
         if not found.has_split_keys and not any(each.first < end for each in self._log.segments):
             found.close(after, end)
-            yield from [] if self._puts_off else self.given()
+            yield from [] if self._puts_off else self.deferred()
             return
-        yield from self.given()
+        yield from self.deferred()
         yield from super()._finished(after, end)
 
-    def given(self) -> Batches:
+    def deferred(self) -> Batches:
         """Results of closed windows that were not emitted yet."""
         found, self._closed_before = self._closed_before, []
         if self._ring is None:
@@ -286,7 +289,7 @@ class SlidingAggregate(WindowedAggregate):
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         yield from super().finish()
-        yield from self.given()
+        yield from self.deferred()
         self._ring, self._has_ring = None, False
 
     def _frozen(self) -> list[BufferSegment]:

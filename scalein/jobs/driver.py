@@ -25,14 +25,16 @@ import pyarrow as pa
 from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import LateData, ScaleinError, StoreFailed, here, reported, warn
 from scalein.exec.bounded import batches
-from scalein.exec.compatibility import warn_of_changes
+from scalein.exec.compatibility import described, warn_of_changes
 from scalein.exec.event_time import IDLE_S
+from scalein.exec.rounds import Result
 from scalein.exec.schedule import schedule
 from scalein.jobs.checkpoint import Checkpoint
 from scalein.jobs.coordinator import Coordinator
 from scalein.jobs.dead_letters import DeadLetters
 from scalein.jobs.job_graph import JobGraph, OutputSpec
 from scalein.jobs.metrics import Metrics
+from scalein.jobs.recovery import OutputIdentity, output_roles, without_lost_outputs
 from scalein.jobs.source_readers import Reader, SourceBatch, SourceReaders
 from scalein.jobs.spec import JobSpec
 from scalein.kernels.workers import resident_threads
@@ -54,8 +56,9 @@ class Driver:
 
     def __init__(self, plan: JobSpec) -> None:
         self._plan = plan
-        self._sinks = {name: SinkWriter(sink, name, plan.at) for name, sink in plan.sinks.items()}
-        self.metrics = Metrics()
+        self._outputs = [SinkWriter(output.sink, "out", output.at) for output in plan.outputs]
+        self._side_sinks = {name: SinkWriter(sink, name, plan.at) for name, sink in plan.side_sinks.items()}
+        self.metrics = Metrics(outputs=[(sink.place, 0) for sink in self._outputs])
         self._has_warned_of_late_rows = self._has_warned_of_outliers = False
         self._schedule = schedule()
         self._clock = self._schedule.clock()
@@ -90,13 +93,13 @@ class Driver:
     def _open(self) -> None:
         if self.checkpoint is None:
             assert self._own_folder is not None
-            self.coordinator = Coordinator(None, self._sinks, self.metrics, uuid.uuid4().hex[:8])
+            self.coordinator = Coordinator(None, self.metrics, uuid.uuid4().hex[:8])
             self._begin(None, self._own_folder)
         else:
             self.checkpoint.open()
             if self._plan.savepoint is not None:
                 self.checkpoint.begin_from(self._plan.savepoint)
-            self.coordinator = Coordinator(self.checkpoint, self._sinks, self.metrics, self.checkpoint.name())
+            self.coordinator = Coordinator(self.checkpoint, self.metrics, self.checkpoint.name())
             folder = self.checkpoint.path
             self.checkpoint.recovered(lambda epoch: self._begin(epoch, folder))
             self.graph.retain(self.checkpoint.kept())
@@ -107,15 +110,26 @@ class Driver:
         failpoint("open")
         if hasattr(self, "graph"):
             self.graph.close()  # of a newer epoch, that turned out to be damaged
-        output = OutputSpec(plan.emit, self._late, "late" in plan.sinks,
-                        DeadLetters(self._failed) if plan.on_error == "sink" else None, plan.checkpoint is not None)
+        roles = output_roles(epoch, [OutputIdentity(sink.kind, sink.place, described(output.op), output.at)
+                                     for sink, output in zip(self._outputs, plan.outputs, strict=True)])
+        dead_letters = DeadLetters(self._failed) if plan.on_error == "sink" else None
+        output = OutputSpec(roles, plan.emit, self._late, "late" in plan.side_sinks, dead_letters,
+                            plan.checkpoint is not None)
         options = replace(plan.options, memory=plan.memory.kept)
-        self.graph = JobGraph(plan.op, options, output, folder, epoch, self.metrics, plan.at)
+        roots = [each.op for each in plan.outputs]
+        self.graph = JobGraph(roots, options, output, folder, epoch, self.metrics, plan.at)
+        sinks = {**dict(zip(roles, self._outputs, strict=True)), **self._side_sinks}
         if epoch is not None:
             self.metrics.restore(as_map(epoch["metrics"]))
             self.is_finished = epoch["finished"] is True
-            warn_of_changes(epoch, self.graph.described, self.coordinator.places, plan.at)
-        self.coordinator.open(epoch, lambda name: self.graph.schema_of(name, plan.emit), plan.at)
+            places: dict[str, Json] = {name: sink.place for name, sink in sinks.items()}
+            warn_of_changes(without_lost_outputs(epoch, roles, plan.at), self.graph.described, places, plan.at)
+        schemas = {role: self.graph.output_schema(number) for number, role in enumerate(roles)}
+        if "late" in sinks:
+            schemas["late"] = self.graph.late_schema
+        if "failed" in sinks:
+            schemas["failed"] = self.graph.failed_schema
+        self.coordinator.open(epoch, sinks, schemas, plan.at)
 
     # --- the thread
 
@@ -213,11 +227,11 @@ class Driver:
             warn("the job of this checkpoint has finished, and rows that came later are not read: give another "
                  f"directory than {self._plan.checkpoint} to begin anew", self._plan.at)
 
-    def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
-        for batch in batches:
+    def _write(self, results: Iterable[Result]) -> None:
+        for output, batch in results:
             if batch.num_rows:
-                self.metrics.rows_out += batch.num_rows
-                self._sinks["out"].write(batch)
+                self.metrics.note_result(output, batch.num_rows)
+                self._outputs[output].write(batch)
 
     def _late(self, rows: pa.RecordBatch) -> None:
         self.metrics.late_rows += rows.num_rows
@@ -225,8 +239,8 @@ class Driver:
             raise LateData(f"{rows.num_rows} rows came too late: all windows that they are in are closed",
                            at=self._plan.at, found=rows.slice(0, 1).to_pylist()[0],
                            hint='a longer delay of with_watermark, late="drop", or a sink for them')
-        if "late" in self._plan.sinks:
-            self._sinks["late"].write(rows)
+        if "late" in self._side_sinks:
+            self._side_sinks["late"].write(rows)
         elif not self._has_warned_of_late_rows:
             self._has_warned_of_late_rows = True
             warn(f"{rows.num_rows} rows came too late and were dropped; later ones are only counted: see "
@@ -239,7 +253,7 @@ class Driver:
 
     def _failed(self, letters: pa.RecordBatch) -> None:
         self.metrics.failed_rows += letters.num_rows
-        self._sinks["failed"].write(letters)
+        self._side_sinks["failed"].write(letters)
 
     # --- requests
 
@@ -313,7 +327,7 @@ class Driver:
             self.readers.close()
         if hasattr(self, "coordinator"):
             self.coordinator.close()
-        for sink in self._sinks.values():
+        for sink in (*self._outputs, *self._side_sinks.values()):
             with suppress(Exception):
                 sink.release() if is_dead else sink.close()
         if hasattr(self, "graph"):

@@ -41,6 +41,7 @@ from scalein.ir.partials import TwoPhase, fits, two_phase
 from scalein.ir.physical import Node, Pipeline, Scan, WindowAggregate, identity, walk_nodes
 from scalein.ir.rewrite import transform_streams
 from scalein.ir.stages import FilterStep
+from scalein.ir.windows import Window
 from scalein.options import Options
 
 MAX_GROUPS = 1 << 20  # held by a task before they are sent
@@ -78,9 +79,9 @@ class MapReduce:
             refuse_order(state)
         if isinstance(state, ops.Distinct):  # of all columns: a group_by without aggregates
             complete = ops.Aggregate(state.input, identity(state.schema), None, (), at=state.at)
-            fragment = Fragment(over(fragment.op, state, complete), fragment.input, complete, None)
+            fragment = Fragment(over(fragment.op, state, complete), fragment.input, complete)
         assert not isinstance(fragment.state, ops.Limit | ops.Distinct | ops.OuterJoin)  # see batch/outer_join.py
-        self.fragment = replace(fragment, then=None)
+        self.fragment = replace(fragment, consumers=[])
         self.state = fragment.state
         self._idle_programs: list[PreAggregationProgram] = []  # they hold the tables of joins, and no groups
         match self.state:
@@ -100,7 +101,7 @@ class MapReduce:
         state = self.state
         assert isinstance(state, ops.Aggregate | ops.Sort)
         reduced = replace(state, input=_without_tables(state.input))
-        return MapReduce(Fragment(over(self.fragment.op, state, reduced), self.fragment.input, reduced, None))
+        return MapReduce(Fragment(over(self.fragment.op, state, reduced), self.fragment.input, reduced))
 
     # --- the shuffle
 
@@ -158,7 +159,7 @@ class MapReduce:
         return self.kind != "partials" or self._two_phase.is_by_column
 
     @property
-    def window(self) -> ops.Window | None:
+    def window(self) -> Window | None:
         return self.state.window if isinstance(self.state, ops.Aggregate) else None
 
     @cached_property
@@ -324,7 +325,7 @@ class MapReduce:
         if isinstance(self.state, ops.Aggregate):
             return self.over_shuffled_rows
         assert self.state is not None
-        return replace(self.state, input=placeholder(Schema.from_arrow(self.shuffle_schema)))
+        return self.state.with_inputs((placeholder(Schema.from_arrow(self.shuffle_schema)),))
 
     @cached_property
     def over_shuffled_rows(self) -> ops.Aggregate:
@@ -349,7 +350,7 @@ class MapReduce:
     def _shuffled_rows(self) -> ops.Op:
         """The expressions that an aggregation reads, row by row."""
         assert self.state is not None
-        return ops.Project(self.state.input, tuple(Named(name, expr) for expr, name in self.shuffle_names.items()))
+        return ops.Project(self.state.inputs[0], tuple(Named(name, expr) for expr, name in self.shuffle_names.items()))
 
 
 def _without_tables(op: ops.Op) -> ops.Op:
