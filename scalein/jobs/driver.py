@@ -23,9 +23,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from scalein.connectors.sinks.sink_writer import SinkWriter
-from scalein.errors import LateData, ScaleinError, StoreFailed, here, reported, warn
+from scalein.errors import Damaged, LateData, ScaleinError, StoreFailed, here, reported, warn
 from scalein.exec.bounded import batches
-from scalein.exec.compatibility import described, warn_of_changes
+from scalein.exec.compatibility import warn_of_changes
 from scalein.exec.event_time import IDLE_S
 from scalein.exec.rounds import Result
 from scalein.exec.schedule import schedule
@@ -82,7 +82,7 @@ class Driver:
             self.readers = SourceReaders(read, plan.rows_per_second, plan.memory.queues)
         except BaseException as error:
             self._release(isinstance(error, Crashed))
-            if (found := reported(error, plan.at)) is not error:
+            if (found := self._reported(error)) is not error:
                 raise found from error
             raise
         self._thread = threading.Thread(target=self._main, name="scalein-job", daemon=True)
@@ -110,7 +110,7 @@ class Driver:
         failpoint("open")
         if hasattr(self, "graph"):
             self.graph.close()  # of a newer epoch, that turned out to be damaged
-        roles = output_roles(epoch, [OutputIdentity(sink.kind, sink.place, described(output.op), output.at)
+        roles = output_roles(epoch, [OutputIdentity(sink.kind, sink.place, output.op, output.at)
                                      for sink, output in zip(self._outputs, plan.outputs, strict=True)])
         dead_letters = DeadLetters(self._failed) if plan.on_error == "sink" else None
         output = OutputSpec(roles, plan.emit, self._late, "late" in plan.side_sinks, dead_letters,
@@ -122,14 +122,15 @@ class Driver:
         if epoch is not None:
             self.metrics.restore(as_map(epoch["metrics"]))
             self.is_finished = epoch["finished"] is True
-            places: dict[str, Json] = {name: sink.place for name, sink in sinks.items()}
-            warn_of_changes(without_lost_outputs(epoch, roles, plan.at), self.graph.described, places, plan.at)
         schemas = {role: self.graph.output_schema(number) for number, role in enumerate(roles)}
         if "late" in sinks:
             schemas["late"] = self.graph.late_schema
         if "failed" in sinks:
             schemas["failed"] = self.graph.failed_schema
         self.coordinator.open(epoch, sinks, schemas, plan.at)
+        if epoch is not None:
+            before = without_lost_outputs(epoch, roles, plan.at)
+            warn_of_changes(before, self.graph.described, self.coordinator.places, plan.at)
 
     # --- the thread
 
@@ -138,16 +139,23 @@ class Driver:
             with keep_at_most(self._plan.memory.spare), resident_threads():
                 self._loop()
         except BaseException as error:
-            self.error = reported(error, self._plan.at)
+            self.error = self._reported(error)
         finally:
             try:
                 self._release(isinstance(self.error, Crashed))
             except BaseException as error:
-                self.error = self.error or reported(error, self._plan.at)
+                self.error = self.error or self._reported(error)
             self.ended.set()
             with suppress(IndexError):
                 while True:
                     self._requests.pop(0)[1].set()
+
+    def _reported(self, error: BaseException) -> BaseException:
+        """What the user sees of an error. Damage that is found while the job runs is there at its next start, too."""
+        found = reported(error, self._plan.at)
+        if isinstance(found, Damaged) and self.checkpoint is not None and found.hint is None:
+            found.add("hint", f"`scalein state {self.checkpoint.path}` shows the whole epochs, and goes back to one")
+        return found
 
     def _loop(self) -> None:
         if self._plan.bootstrap is not None and not self.coordinator.number:
