@@ -12,9 +12,10 @@ from pathlib import Path
 
 from scalein.errors import BadArgument, ScaleinError, StoreFailed
 from scalein.jobs.checkpoint import SAVEPOINTS, Checkpoint
+from scalein.jobs.recovery import states_by_folder
 from scalein.state import LogStore
 from scalein.state.row_buffer import verify_files
-from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
+from scalein.storage.checked_json import Json, as_int, as_map, as_text
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ def _read(checkpoint: Checkpoint, number: int) -> EpochInfo:
         counters, places = as_map(epoch["metrics"]), as_map(epoch.get("places", {}))
         rows_in, rows_out = as_int(counters["rows_in"]), as_int(counters["rows_out"])
         sinks = tuple((as_text(kind), str(places.get(name, ""))) for name, kind in as_map(epoch["sinks"]).items())
-        for position, state in enumerate(as_list(epoch["states"])):
-            _verify(checkpoint.path / f"state-{position}", state)
+        for folder, state in states_by_folder(epoch).items():
+            _verify(checkpoint.path / f"state-{folder}", state)
     except ScaleinError as error:
         damage = f"{error.what}: {error.facts.get('file', '')}".removesuffix(": ")
     except (ValueError, KeyError) as error:
