@@ -370,8 +370,9 @@ class Flow(ForeignNames):
                 cpu: str | None = None) -> pa.Table:
         """The whole result as a table. `data` is for flows that begin with `si.flow(schema)`.
 
-        `memory="1GB"` limits what an aggregation of many groups holds; what is more goes to disk meanwhile, but for the
-        input's own text.
+        `memory="1GB"` limits what aggregations, sorts and joins hold; what is more goes to disk meanwhile. The rows of
+        one group whose values are all needed (quantiles, lists), the table of a right or outer join, and the keys of
+        `distinct` are held in memory, however many they are.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col
