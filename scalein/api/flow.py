@@ -518,8 +518,9 @@ class Flow(ForeignNames):
               bootstrap: Flow | None = None, until: str | None = None, restarts: int = 0) -> Job:
         """Run the flow as a job, in the background: `wait()` for its end, `stop()` it, `scale(n)` it meanwhile.
 
-        With a `checkpoint` directory, everything is saved `every` so often; started again with the same one, after a
-        stop or a crash, the job goes on where it was, and no row is lost or written twice. `emit` is "final" (a window
+        With a `checkpoint` directory, or the address of one on a filesystem that pyarrow supports ("s3://bucket/job"),
+        everything is saved `every` so often; started again with the same one, after a stop or a crash, the job goes on
+        where it was, and no row is lost or written twice. `emit` is "final" (a window
         when it closes, a running aggregate at the end) or "changes" (each group whenever it changed, with a column
         `op`). `late` is "drop", "error", or a sink for rows that come after all their windows have closed; `on_error`
         is "raise", "null" (an expression that fails in a row is null there, and so is a field of a CSV or JSON line
