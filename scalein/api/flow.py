@@ -511,7 +511,8 @@ class Flow(ForeignNames):
     def start(self, data: object = None, *, sink: object, checkpoint: object = None, every: Duration = "1s",
               emit: str = "final", late: object = "drop", on_error: object = "raise", workers: int | None = None,
               memory: str | int | None = None, max_rows_per_second: float | None = None, savepoint: object = None,
-              bootstrap: Flow | None = None, until: str | None = None, restarts: int = 0) -> Job:
+              bootstrap: Flow | None = None, until: str | None = None, restarts: int = 0,
+              evolve: bool = False) -> Job:
         """Run the flow as a job, in the background: `wait()` for its end, `stop()` it, `scale(n)` it meanwhile.
 
         With a `checkpoint` directory, everything is saved `every` so often; started again with the same one, after a
@@ -543,7 +544,7 @@ class Flow(ForeignNames):
         from scalein.api.start import start
 
         return start(self.op, data, sink, checkpoint, savepoint, None if bootstrap is None else _as_op(bootstrap),
-                     every, emit, late, on_error, max_rows_per_second, until, restarts,
+                     every, emit, late, on_error, max_rows_per_second, until, restarts, evolve,
                      Options.make(workers=workers, memory=memory, at=at), at)
 
     def explain(self, level: str = "logical", *, verbose: bool = False, analyze: bool = False) -> str:

@@ -38,7 +38,7 @@ def jobs_disabled() -> Iterator[None]:
 
 def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint: object, bootstrap: ops.Op | None,
           every: Duration, emit: str, late: object, on_error: object, rows_per_second: float | None, until: object,
-          restarts: int, options: Options, at: SourceLoc) -> Job:
+          restarts: int, evolve: bool, options: Options, at: SourceLoc) -> Job:
     """The job of a flow, already running."""
     if _JOBS_DISABLED.get():
         raise BadArgument("the script starts a job, but is only looked at", at=at,
@@ -60,6 +60,8 @@ def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint:
         raise BadArgument("max_rows_per_second must be a number above 0", at=at, found=repr(rows_per_second))
     if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
         raise BadArgument("restarts is how often a job may be started again: 0 or more", at=at, found=repr(restarts))
+    if not isinstance(evolve, bool):
+        raise BadArgument("evolve is True or False", at=at, found=repr(evolve))
     if until not in (None, "now"):
         raise BadArgument("until does not know this word", at=at, found=repr(until), has="'now'")
     op = op if until is None else _until_now(op, at)
@@ -78,7 +80,7 @@ def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint:
 
     op = null_on_error(op) if how_wrong == "null" else op
     return Job(JobSpec(op, options, sinks, folder, point, bootstrap, every_s, emit, how_late, how_wrong,
-                       rows_per_second, until is not None, restarts, at))
+                       rows_per_second, until is not None, restarts, evolve, at))
 
 
 def _sink(given: object, name: str, at: SourceLoc) -> Sink:

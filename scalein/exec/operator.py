@@ -26,9 +26,11 @@ from scalein.exec.bounded import Program
 from scalein.exec.error_location import located
 from scalein.exec.fragments import Fragment, over, placeholder
 from scalein.ir import ops
+from scalein.ir.partials import StateColumns
 from scalein.ir.physical import Node, Scan, walk_nodes
 from scalein.options import Options
 from scalein.state import LogStore
+from scalein.state.migration import Migration
 from scalein.state.row_buffer import RowBuffer
 from scalein.storage.checked_json import Json, as_int, as_map
 
@@ -62,6 +64,9 @@ class Context:
     failed: Callable[[pa.RecordBatch, int, ComputeError], None] | None  # a row of a batch; None: an error ends the job
     delay: int  # by which event time here may be earlier than at the sources
     has_checkpoints: bool = True
+    columns: StateColumns | None = None  # of partial groups, if some began later than others
+    migration: Migration | None = None  # of a state with other columns
+    holds_rows: bool = False  # of a group, instead of partial groups
 
 
 class Operator(Protocol):
@@ -297,9 +302,18 @@ def run_by_watermark(morsels: Iterable[Morsel], run: Callable[[Batches], Batches
 
 def open_store(context: Context, key: pa.Schema, value: pa.Schema, state: Json) -> LogStore:
     """An operator's store, at the snapshot that a checkpoint names."""
-    return LogStore.open(context.folder, key=key, value=value, memory=context.options.memory,
-                         snapshot=None if state is None else as_int(as_map(state)["snapshot"]),
-                         workers=MAX_WORKERS, keep=RETAINED_SNAPSHOTS)
+    snapshot = None if state is None else as_int(as_map(state)["snapshot"])
+    store = LogStore.open(context.folder, key=key, value=value, memory=context.options.memory,
+                          snapshot=snapshot if context.migration is None else None,
+                          workers=MAX_WORKERS, keep=RETAINED_SNAPSHOTS)
+    if context.migration is None or snapshot is None:
+        return store
+    try:
+        context.migration.fill_store(store, pa.schema([*key, *value]), snapshot, context.options.memory)
+    except BaseException:
+        store.abandon()
+        raise
+    return store
 
 
 def snapshot_store(store: LogStore) -> SnapshotFuture:

@@ -148,7 +148,10 @@ class WindowCloser(AggregateOperator):
 
     def _restore(self, state: Json) -> None:
         if state is not None:
-            self._log.restore(state)
+            if self._context.migration is None:
+                self._log.restore(state)
+            else:
+                self._context.migration.fill_rows(self._log, state)
             self._closed = as_int(as_map(state)["closed"])
             self._count_from(state)
 

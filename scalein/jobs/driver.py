@@ -108,7 +108,8 @@ class Driver:
         if hasattr(self, "graph"):
             self.graph.close()  # of a newer epoch, that turned out to be damaged
         output = OutputSpec(plan.emit, self._late, "late" in plan.sinks,
-                        DeadLetters(self._failed) if plan.on_error == "sink" else None, plan.checkpoint is not None)
+                            DeadLetters(self._failed) if plan.on_error == "sink" else None,
+                            plan.checkpoint is not None, plan.evolve)
         options = replace(plan.options, memory=plan.memory.kept)
         self.graph = JobGraph(plan.op, options, output, folder, epoch, self.metrics, plan.at)
         if epoch is not None:

@@ -23,8 +23,9 @@ from scalein.errors import BadArgument, SourceLoc
 from scalein.exec import fragments as cutting
 from scalein.exec.changelog import changelog_rows
 from scalein.exec.changelog import check as check_changes
-from scalein.exec.compatibility import check_same, described, signature
+from scalein.exec.compatibility import check_emit, described, signature
 from scalein.exec.event_time import extent, extents, least
+from scalein.exec.evolution import remove_unnamed, resume, states_of
 from scalein.exec.fragments import Fragment, SourceEdge
 from scalein.exec.operator import Blocking, Context, Distinct, Limit, Morsel, Operator, SnapshotFuture, Stateless
 from scalein.exec.running_aggregate import RunningAggregate
@@ -35,7 +36,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import type_of
 from scalein.jobs.dead_letters import DeadLetters
 from scalein.jobs.metrics import Metrics, Stage
-from scalein.jobs.recovery import label, restored_positions, state_number, states
+from scalein.jobs.recovery import label, restored_positions
 from scalein.jobs.source_inputs import SourceInput, source_input_of
 from scalein.jobs.source_readers import Reader, SourceBatch
 from scalein.options import Options
@@ -54,6 +55,7 @@ class OutputSpec:
     keeps_late: bool  # with all their columns
     dead_letters: DeadLetters | None
     has_checkpoints: bool = True
+    evolve: bool = False  # aggregates that the checkpoint does not have begin empty
 
 
 class JobGraph:
@@ -63,24 +65,24 @@ class JobGraph:
                  metrics: Metrics, at: SourceLoc) -> None:
         self.metrics, self._options, self._emit, self._at = metrics, options, output.emit, at
         self._dead_letters = output.dead_letters
-        self._op, self._skipped_before = op, row_groups_skipped(op)
+        op, self._resumed = resume(op, epoch, folder, output.emit, output.evolve, at)
+        self._folder, self._op, self._skipped_before = folder, op, row_groups_skipped(op)
         self._edges = cutting.cut(op)
         self._fragments = cutting.fragments(self._edges)
         cutting.check_bounded(self._edges, self.is_bounded, output.emit, at)
         if epoch is not None:
-            check_same(epoch, self.signature, self._emit_mode, at)
+            check_emit(epoch, self._emit_mode, at)
         known = restored_positions(epoch, self._edges, at)
-        kept = states(epoch, self._fragments)
         failed = None if output.dead_letters is None else output.dead_letters.failed
         self.steps: list[Operator] = []
         self._context: list[Context] = []
         try:
-            for number, fragment in enumerate(self._fragments):
-                context = Context(options, folder / f"state-{state_number(self._fragments, number)}", output.late,
-                                      output.keeps_late, self._count_timeless, failed, self._delay(fragment),
-                                      output.has_checkpoints)
+            for fragment, found in zip(self._fragments, self._resumed, strict=True):
+                context = Context(options, folder / found.folder, output.late, output.keeps_late, self._count_timeless,
+                                  failed, self._delay(fragment), output.has_checkpoints, found.columns,
+                                  found.migration, found.holds_rows)
                 self._context.append(context)
-                self.steps.append(_step(fragment, context, kept[number], self._emit_of(fragment, output.emit, at)))
+                self.steps.append(_step(fragment, context, found.state, self._emit_of(fragment, output.emit, at)))
                 if isinstance(self.steps[-1], BufferedAggregate) and fragment.window is None and not self.is_bounded:
                     raise BadArgument("aggregates as large as their input have no result over an endless source",
                                       at=at, step="group_by", hint="group by a window of time as well")
@@ -436,16 +438,17 @@ class JobGraph:
                                for source in self._inputs]
         frozen = [step.snapshot() for step in self.steps]
         return {"sources": sources, "watermark": self.watermark, "steps": self.signature, "flow": self.described,
-                "emit": self._emit_mode}, frozen
+                "operators": self.stateful([each.record for each in self._resumed]), "emit": self._emit_mode}, frozen
 
     def retain(self, kept: list[dict[str, Json]]) -> None:
         """Remove the state that no retained epoch names."""
-        named = []
+        named: list[tuple[str, Json]] = []
         for epoch in kept:
             with suppress(ValueError, KeyError):  # one that says something else could not be gone on from anyway
-                named.append(states(epoch, self._fragments))
-        for number, step in enumerate(self.steps):
-            step.retain([each[number] for each in named])
+                named += states_of(epoch)
+        for step, found in zip(self.steps, self._resumed, strict=True):
+            step.retain([state for folder, state in named if folder == found.folder])
+        remove_unnamed(self._folder, [*(folder for folder, _ in named), *(each.folder for each in self._resumed)])
 
     def stateful(self, states: list[Json]) -> list[Json]:
         """Of all operators' states, those that an epoch stores."""

@@ -19,22 +19,6 @@ _RENAMED = ("give another checkpoint directory; or, if these are the same rows u
             "one they had: a link at the old path will do, or the source's `name`")
 
 
-def state_number(path: list[Fragment], number: int) -> int:
-    """The number of a fragment's state."""
-    return sum(fragment.state is not None for fragment in path[:number])
-
-
-def states(epoch: dict[str, Json] | None, path: list[Fragment]) -> list[Json]:
-    """The state of each fragment in an epoch."""
-    if epoch is None:
-        return [None] * len(path)
-    found = as_list(epoch["states"])
-    if len(found) != state_number(path, len(path)) or None in found:
-        raise ValueError(f"{len(found)} states of a flow that keeps others")
-    rest = iter(found)
-    return [None if fragment.state is None else next(rest) for fragment in path]
-
-
 def label(source: ops.Source) -> str:
     """The name by which a checkpoint knows a source: what it reads, as far as that is known."""
     if not isinstance(source.data, BoundSource):
