@@ -208,17 +208,19 @@ def _matched(path: list[Fragment], epoch: dict[str, Json] | None, evolve: bool, 
     left = [k for k, state in enumerate(states) if state is not None and k not in found]
     if len(left) != len(rest):  # steps with a new name are new ones; else they have got their name now
         left = [k for k in left if not getattr(states[k], "name", "")]
-    now = [signature(fragment) for fragment in path if fragment.state is not None]
-    if len(left) != len(rest):
-        raise _differs([old.step for old in olds], now, at)
-    found |= dict(zip(left, rest, strict=True))
+    if len(left) != len(rest) and ((left and rest) or not found):
+        now = [signature(fragment) for fragment in path if fragment.state is not None]
+        raise _differs([old.step for old in olds], now, at,
+                       f"{HINT}; steps with names (flow.named) may be added, dropped and moved")
+    found |= dict(zip(left, rest, strict=False))
     for k, old in found.items():
         if not _fits(path[k], old):
             raise _differs([old.step], [signature(path[k])], at)
-    is_same = len(found) == len(olds) == len(now)
-    if not is_same and not evolve:
-        raise _differs([old.step for old in olds], now, at, "evolve=True goes on: steps that were added begin empty, "
-                       "and the state of those that were dropped is ignored")
+    dropped = [old.step for old in olds if old not in found.values()]
+    added = [signature(fragment) for k, fragment in enumerate(path) if fragment.state is not None and k not in found]
+    if (dropped or added) and not evolve:
+        raise _differs(dropped, added, at, "evolve=True goes on: steps that were added begin empty, and the state of "
+                       "those that were dropped is ignored")
     return [found.get(k) for k in range(len(path))]
 
 
