@@ -118,6 +118,12 @@ class ScaleinError(Exception):
             self.facts = {"at": str(at), **self.facts}
             self.args = (_text(self.what, self.facts),)
 
+    def add(self, name: str, fact: object) -> None:
+        """Add a fact, before the hint."""
+        hint = {"hint": self.hint} if self.hint else {}
+        self.facts = {**{each: text for each, text in self.facts.items() if each != "hint"}, name: str(fact), **hint}
+        self.args = (_text(self.what, self.facts),)
+
     def saying(self, what: str) -> Self:
         """The same error with another sentence."""
         return _rebuild(type(self), what + str(self).removeprefix(self.what), what, self.hint, self.facts)

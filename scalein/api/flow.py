@@ -553,7 +553,8 @@ class Flow(ForeignNames):
 
         `until="now"` ends the job when it has taken what is there, with windows left open: the next start with the same
         checkpoint takes what came since, as a job of every night does. `restarts` is how often a job that failed is
-        started again, from its last checkpoint, after failures that may pass: of a disk, a network or a sink.
+        started again, from its last checkpoint, after failures that may pass: of a disk, a network or a sink. One
+        failed checkpoint does not end the job; ten in a row do, with growing waits in between, after a minute or more.
 
         A flow may change between two starts. What differs in filters, joined tables and sinks is reported; aggregates
         that are gone are ignored, and renamed ones continue. `evolve=True` goes on with aggregates that were added:

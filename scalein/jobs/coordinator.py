@@ -2,7 +2,8 @@
 
 At most one epoch is in flight. The job's thread takes the snapshot at a barrier and continues; a second thread waits
 until the state is durable, publishes the epoch, and commits the output. A failed epoch is covered by the next one,
-which commits the output of both; a sink that cannot commit for `MAX_TRIES` epochs in a row ends the job.
+which commits the output of both. `MAX_FAILURES` failed epochs in a row end the job with the error of the last one, so
+what is prepared and not committed is bounded; the wait before each further attempt is doubled, from `RETRY_S` on.
 
 The last committed output of a sink that an earlier run had stays in the manifests, so that the sink may return. It may
 not be left out, or replaced by one of another kind, while some of its output is not visible.
@@ -26,7 +27,8 @@ from scalein.jobs.metrics import Metrics
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.failpoints import failpoint
 
-MAX_TRIES = 10  # consecutive failed commits that end the job
+MAX_FAILURES = 10  # consecutive failed epochs that end the job
+RETRY_S = 0.1  # least wait after the first failed epoch; with its doublings, MAX_FAILURES take 51 s or more
 
 
 class Coordinator:
@@ -41,7 +43,7 @@ class Coordinator:
         self._prepared: list[dict[str, Json]] = []  # by sinks, in no published epoch yet
         self._absent: dict[str, Json] = {}  # last prepared output of sinks that only earlier runs had
         self._absent_kinds: dict[str, Json] = {}
-        self._failed = 0  # consecutive failed commits
+        self._failures = 0  # consecutive failed epochs
         self._thread: threading.Thread | None = None
         self._publisher = ThreadPoolExecutor(1, "scalein-epoch")
         self._under_way: Future[None] | None = None
@@ -139,11 +141,9 @@ class Coordinator:
             kept = self._checkpoint.publish(self.number, content)
         graph.retain(kept)
         failpoint("commit")
-        self._failed += 1
         for each in map(as_map, as_list(content["output"])):
             for name, sink in self._sinks.items():
                 sink.commit(each[name])
-        self._failed = 0
         if self._checkpoint is not None:
             self._checkpoint.note_committed(self.number)
         failpoint("committed")
@@ -157,12 +157,22 @@ class Coordinator:
         try:
             under_way.result()
             self._prepared.clear()
+            self._failures = 0
             self._metrics.epochs += 1
         except ScaleinError as error:
             self._metrics.failed_checkpoints += 1
-            if is_last or self._failed >= MAX_TRIES or isinstance(error, Fenced):
+            self._failures += 1
+            self._due = max(self._due, self._now() + RETRY_S * 2 ** (self._failures - 1))
+            if self.has_given_up:
+                error.add("failed", f"{self._failures} checkpoints in a row")
+            if is_last or self.has_given_up or isinstance(error, Fenced):
                 raise
             warn(f"a checkpoint failed; the job continues, and the next one includes its output: {error}", self._at)
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether so many epochs have failed in a row that the job must end."""
+        return self._failures >= MAX_FAILURES
 
     def close(self) -> None:
         self._publisher.shutdown(wait=True)

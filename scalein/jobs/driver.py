@@ -268,6 +268,8 @@ class Driver:
                     folders.append(self.checkpoint.save_as(name))
             except ScaleinError as error:
                 failed.append(error)
+                if self.coordinator.has_given_up:
+                    raise
 
         self.ask(take)
         if failed:

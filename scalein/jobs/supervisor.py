@@ -1,7 +1,8 @@
 """Supervisor: starts the driver of a job again after a failure that may pass, from the last checkpoint.
 
 Failures of a disk, a network or a sink may pass; a row that cannot be computed or damaged state fails again. Between
-two attempts it waits twice as long each time. Attempts count anew once the job has run for a while.
+two attempts it waits twice as long each time. Attempts count anew once the job has run for a while and has taken a
+checkpoint: one whose checkpoints all fail may run for long as well, and makes no progress.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Supervisor:
         attempts, began_s = 0, time.monotonic()
         while True:
             self.driver.ended.wait()
-            attempts = 0 if time.monotonic() - began_s > STEADY_S else attempts
+            if time.monotonic() - began_s > STEADY_S and self.driver.metrics.epochs:
+                attempts = 0
             error = self.driver.error
             if error is None or self._is_stopped.is_set() or attempts >= self._plan.restarts or not may_pass(error):
                 break

@@ -23,6 +23,8 @@ from hypothesis import strategies as st
 import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
+from scalein.jobs import coordinator, supervisor
+from scalein.jobs.coordinator import MAX_FAILURES
 from scalein.jobs.job import Job
 from scalein.state import LogStore, row_buffer
 from scalein.state.row_buffer import RowBuffer
@@ -251,9 +253,9 @@ def test_the_job_goes_on_when_a_checkpoint_cannot_be_written(
     job = flow(si.from_source(stream)).start(sink=si.to_ipc(folder / "out"), checkpoint=folder / "checkpoint",
                                              every="5ms", workers=1)
     until(lambda: rows_in(job) == 14 * 50, job)
-    fails = failing(monkeypatch, os, name, number, where)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        fails = failing(monkeypatch, os, name, number, where)
         stream.allow("all", 16)
         if name in ("posix_fallocate", "pwrite") or where == "image-":  # also the file system may not do without it
             until(lambda: rows_in(job) == 16 * 50, job)
@@ -268,6 +270,57 @@ def test_the_job_goes_on_when_a_checkpoint_cannot_be_written(
     assert job.is_active
     stream.end()
     job.wait()
+    check_whole(folder)
+
+
+@pytest.mark.filterwarnings("ignore:a checkpoint failed:RuntimeWarning")
+@pytest.mark.parametrize(("name", "where"), [("rename", "_epoch-"), ("fsync", "/rows-"), ("fdatasync", "/_snapshot-")])
+def test_checkpoints_that_fail_again_and_again_end_the_job(
+        name: str, where: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr(coordinator, "RETRY_S", 1e-5)
+    stream = Stream({"all": BATCHES}, allowed={"all": 14})
+    job = flow(si.from_source(stream)).start(sink=si.to_ipc(folder / "out"), checkpoint=folder / "checkpoint",
+                                             every="1ms", workers=1)
+    until(lambda: rows_in(job) == 14 * 50, job)
+    fails = failing(monkeypatch, os, name, errno.ENOSPC, where)
+    stream.allow("all", 16)
+    with pytest.raises(si.StoreFailed, match=r"No space left(.|\n)*10 checkpoints in a row"):
+        job.wait(60)
+    assert (job.status, job.metrics()["failed_checkpoints"]) == ("failed", MAX_FAILURES)
+    fails.clear()
+    start(folder).wait()
+    check_whole(folder)
+
+
+def test_snapshots_on_request_that_fail_again_and_again_end_the_job(
+        folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    job = start(folder, allowed=14)
+    until(lambda: rows_in(job) == 14 * 50, job)
+    fails = failing(monkeypatch, os, "rename", errno.ENOSPC, "_epoch-")
+    for _ in range(MAX_FAILURES):
+        assert job.is_active
+        with pytest.raises(si.StoreFailed, match="cannot write the checkpoint"):
+            job.snapshot()
+    with pytest.raises(si.StoreFailed, match="10 checkpoints in a row"):
+        job.wait(60)
+    fails.clear()
+    start(folder).wait()
+    check_whole(folder)
+
+
+@pytest.mark.filterwarnings("ignore:a checkpoint failed:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:the job failed:RuntimeWarning")
+def test_restarts_are_not_counted_anew_without_a_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job whose checkpoints all fail may run for long: it makes no progress, and the attempts come to an end."""
+    monkeypatch.setattr(coordinator, "RETRY_S", 1e-5)
+    monkeypatch.setattr(supervisor, "STEADY_S", 0.0)
+    fails = failing(monkeypatch, os, "rename", errno.ENOSPC, "_epoch-")
+    job = start(folder, allowed=14, every="1ms", restarts=2)
+    with pytest.raises(si.StoreFailed, match="10 checkpoints in a row"):
+        job.wait(60)
+    assert job.metrics()["restarts"] == 2
+    fails.clear()
+    start(folder).wait()
     check_whole(folder)
 
 
@@ -347,7 +400,14 @@ def test_everything_is_on_disk_before_the_manifest(tmp_path: Path, monkeypatch: 
         real(old, new)
 
     monkeypatch.setattr(os, "rename", rename)
-    job = start(tmp_path, every="1ms", max_rows_per_second=2_000)
+    stream = Stream({"all": BATCHES}, allowed={"all": 5})
+    job = flow(si.from_source(stream)).start(sink=si.to_ipc(tmp_path / "out"), checkpoint=tmp_path / "checkpoint",
+                                             every="1h", workers=1)
+    for allowed in (5, 10, 15):
+        stream.allow("all", allowed)
+        until(lambda: rows_in(job) == allowed * 50, job)  # noqa: B023
+        job.snapshot()
+    stream.end()
     job.wait()
     assert len(checked) > 2
 

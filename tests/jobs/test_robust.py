@@ -15,11 +15,12 @@ import pytest
 import scalein as si
 from scalein import col, testing
 from scalein.api.flow import Flow
-from scalein.jobs.coordinator import MAX_TRIES
+from scalein.jobs import coordinator
+from scalein.jobs.coordinator import MAX_FAILURES
 from scalein.jobs.job import Job
 from scalein.jobs.monitor import log_lines
 from scalein.state.row_buffer import RowBuffer
-from scalein.testing import Crashed, Stream, crash_at, until
+from scalein.testing import Clock, Crashed, Stream, crash_at, until
 from tests.jobs.streams import rows_in
 
 BATCHES = [pa.record_batch({"t": pa.array([n, n + 1]), "k": pa.array([n % 3, n % 5])}) for n in range(0, 40, 2)]
@@ -102,7 +103,8 @@ def test_whatever_runs_inside_of_a_job_may_stop_it(where: str, tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore:a checkpoint failed:RuntimeWarning")
-def test_a_commit_that_fails_again_and_again_ends_the_job(tmp_path: Path) -> None:
+def test_a_commit_that_fails_again_and_again_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "RETRY_S", 1e-5)
     tries: list[int] = []
 
     def fails() -> None:
@@ -113,7 +115,7 @@ def test_a_commit_that_fails_again_and_again_ends_the_job(tmp_path: Path) -> Non
                                                                      every="1ms")  # fmt: skip
     with pytest.raises(si.ScaleinError, match=r"RuntimeError when it was committed(.|\n)*no such table"):
         job.wait(30)
-    assert (job.status, len(tries)) == ("failed", MAX_TRIES)
+    assert (job.status, len(tries)) == ("failed", MAX_FAILURES)
     again = Sink("", fails)
     si.from_source(Stream({"all": BATCHES})).start(sink=again, checkpoint=tmp_path).wait()
     assert again.rows == 0  # all that the first sink has prepared
@@ -258,10 +260,11 @@ def test_a_savepoint_is_copied_where_files_cannot_be_linked(number: int, tmp_pat
         raise OSError(number, os.strerror(number), os.fspath(new))
 
     monkeypatch.setattr(os, "link", link)
-    job = start("one", max_rows_per_second=100)
-    until(lambda: rows_in(job) > 0, job)
-    point = job.snapshot("fork")
-    job.stop(drain=True)
+    with Clock():  # it stands still: the rate lets only the first rows pass
+        job = start("one", max_rows_per_second=100)
+        until(lambda: rows_in(job) > 0, job)
+        point = job.snapshot("fork")
+        job.stop(drain=True)
     start("two", savepoint=point).wait()
     for name in ("one", "two"):
         rows = pa.concat_tables(pa.ipc.open_file(part).read_all() for part in (tmp_path / f"{name}-out").glob("part-*"))

@@ -17,7 +17,7 @@ from scalein.errors import BadArgument, Damaged, ScaleinError, StoreFailed
 from scalein.state import LogStore, piece_lookups
 from scalein.state.arena import Arena, BucketAllocator
 from scalein.state.budget import Budget
-from scalein.state.evict import Evictor
+from scalein.state.evict import MAX_EVICTIONS, Evictor
 from scalein.state.run_file import RunFile
 from scalein.state.run_levels import RunLevels
 from scalein.storage.local import LocalFileSystem
@@ -143,8 +143,12 @@ def test_a_get_does_not_fail_because_of_failed_evictions(tmp_path: Path, monkeyp
     with LogStore.open(tmp_path) as store:
         before = store.get(rows("plain", 0, 100).select(["k"]))
 
+        writing = threading.Barrier(MAX_EVICTIONS, timeout=60)  # all fail together
+
         def slowly_full(*_: object) -> None:
-            time.sleep(0.2)
+            with suppress(threading.BrokenBarrierError):  # the evictions after them
+                writing.wait()
+                writing.abort()
             full()
 
         with monkeypatch.context() as patch:
@@ -165,7 +169,7 @@ def test_a_failed_get_waits_for_its_reading_threads(tmp_path: Path, monkeypatch:
 
     def load(self: RunFile) -> None:
         begun.append(self.id)
-        if len(begun) == 1:
+        if begun[0] == self.id:
             raise Damaged("not what was written", file=self.name)
         time.sleep(0.05)
         ended.append(self.id)
@@ -258,7 +262,7 @@ def test_memory_of_evictions_in_flight_is_counted(tmp_path: Path, monkeypatch: p
     may_continue, write = threading.Event(), Evictor._write_run
 
     def held(self: Evictor, *args: Any) -> Any:
-        may_continue.wait(10)
+        may_continue.wait(60)
         return write(self, *args)
 
     monkeypatch.setattr(Evictor, "_write_run", held)

@@ -19,7 +19,8 @@ from scalein.storage.local import LocalFileSystem
 ROUNDS = int(os.environ.get("SCALEIN_STORE_KILLS", "12"))
 KEYS = 150
 # Each step adds 1 to every key; a text names the step. Printed steps were acknowledged.
-# A server with compiled kernels forks a process for each round: it prints its number, and "dead" when it has ended.
+# A server with compiled kernels forks a process for each round, which prints its number first; the server prints "dead"
+# when it has ended.
 PROGRAM = """
 import os, sys, tempfile
 import numpy as np, pyarrow as pa
@@ -49,8 +50,8 @@ with tempfile.TemporaryDirectory() as folder:
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
+        print("pid", os.getpid(), flush=True)
         run(sys.argv[1], 1_000_000)
-    print("pid", child, flush=True)
     os.waitpid(child, 0)
     print("dead", flush=True)
 """.replace("KEYS", str(KEYS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import time
+import threading
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -181,12 +181,12 @@ def test_records_of_a_failed_eviction_come_back_under_newer_ones(tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard is evicted again while its first eviction is in flight, which then fails."""
     write = Evictor._write_run
-    calls = []
+    calls, may_fail = [], threading.Event()
 
     def first_fails(self: Evictor, *args: Any) -> Any:
         calls.append(args)
         if len(calls) == 1:
-            time.sleep(0.2)
+            may_fail.wait(60)
             raise StoreFailed("no space on the disk")
         return write(self, *args)
 
@@ -196,6 +196,7 @@ def test_records_of_a_failed_eviction_come_back_under_newer_ones(tmp_path: Path,
         store.upsert(pa.table({"k": keys, "n": np.full(500, 1)}))
         store._tiers._evict(0, 0.0)
         store.upsert(pa.table({"k": keys, "n": np.full(500, 2)}))
+        may_fail.set()
         with pytest.raises(StoreFailed, match="no space"):
             store._tiers._evict(0, 0.0)
         store._tiers._evict(0, 0.0)
