@@ -1,7 +1,7 @@
-"""Compatibility of a flow with a checkpoint: a flow whose state differs from that of the checkpoint is refused; one
-that differs otherwise, in a filter, a joined table or a sink, goes on with a warning.
+"""Compatibility of a flow with a checkpoint: what its state depends on, as text; and the warning of a flow that differs
+otherwise, in a filter, a joined table or a sink.
 
-States are identified by their order and by what they hold; whether sources are the same is decided in `recovery.py`.
+Which state is whose, and whether it fits, is decided in `evolution.py`; whether sources are the same in `recovery.py`.
 The check of a Spark stream is in `spark/streaming/coordinator.py`.
 """
 
@@ -62,7 +62,7 @@ def warn_of_changes(epoch: dict[str, Json], now: list[Json], sinks: dict[str, Js
         if role in sinks and sinks[role] != place:
             told.append(f"the sink {place} is now {sinks[role]}")
     if told:
-        warn(f"the flow has changed since its checkpoint was written, and goes on with the same state: "
+        warn(f"the flow has changed since its checkpoint was written, and goes on with its state: "
              f"{'; '.join(told)}", at)
 
 

@@ -1,9 +1,10 @@
-"""Recovery: what a job resumes with: the state of each operator and the offsets of each source, from an epoch.
+"""Recovery: the offsets of each source that a job resumes with, from an epoch.
 
-`Checkpoint.recovered` chooses the newest whole epoch; here its states and offsets find their operators and sources;
-`source_inputs.py` positions the readers, and operators open their state at the version that the epoch names. Sources
-are identified by name (`label`), so the inputs of a union may change places; those with the same name are identified
-by their order. An offset has no meaning for another source, so a source with a new name is refused.
+`Checkpoint.recovered` chooses the newest whole epoch; its states find their operators in `exec/evolution.py`, and its
+offsets their sources here; `source_inputs.py` positions the readers, and operators open their state at the version that
+the epoch names. Sources are identified by name (`label`), so the inputs of a union may change places; those with the
+same name are identified by their order. An offset has no meaning for another source, so a source with a new name is
+refused.
 """
 
 from __future__ import annotations
