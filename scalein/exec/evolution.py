@@ -84,7 +84,8 @@ class Resumed:
     state: Json  # of an epoch; None: nothing
     folder: str
     name: str = ""
-    layout: Layout | None = None
+    layout: Layout | None = None  # of an aggregation that an epoch will record
+    holds_rows: bool = False  # an aggregation holds rows instead of partial groups
     columns: StateColumns | None = None  # of partial groups, where some began later than others
     migration: Migration | None = None
 
@@ -93,11 +94,6 @@ class Resumed:
         """What an epoch says of it besides its content."""
         return {"name": self.name, "folder": self.folder, "layout": None if self.layout is None
                 else self.layout.to_json()}  # fmt: skip
-
-    @property
-    def holds_rows(self) -> bool:
-        return self.layout is not None and self.layout.holds_rows
-
 
 NOTHING = Resumed(None, "")
 
@@ -126,14 +122,17 @@ def remove_unnamed(folder: Path, named: Iterable[str]) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def resume(root: ops.Op, epoch: dict[str, Json] | None, folder: Path, emit: str, evolve: bool,
+def resume(root: ops.Op, epoch: dict[str, Json] | None, folder: Path | None, emit: str, evolve: bool,
            at: SourceLoc) -> tuple[ops.Op, list[Resumed]]:
     """What each fragment of a flow begins with, and the flow, in which aggregates that began later may be null.
 
-    Raises `BadArgument` with the difference if the state of the epoch does not fit.
+    `folder` is that of the checkpoint, None without one: then nothing is recorded. Raises `BadArgument` with the
+    difference if the state of the epoch does not fit.
     """
     path = cutting.fragments(cutting.cut(root))
     _check_names(path)
+    if folder is None:
+        return root, _unrecorded(path, emit)
     found = _matched(path, epoch, evolve, at)
     taken = {old.folder for old in found if old is not None}
     resumed: list[Resumed] = []
@@ -153,12 +152,23 @@ def resume(root: ops.Op, epoch: dict[str, Json] | None, folder: Path, emit: str,
                 root = loosen(root, partial(_nullable, fragment.state, looser))
                 path = cutting.fragments(cutting.cut(root))
                 fragment = path[number]
-            new = _aggregate(fragment, old, since, fresh, folder,
-                             emit if fragment.then is None else "final", at)
+            new = _aggregate(fragment, old, since, fresh, folder, _emit_of(fragment, emit), at)
         taken.add(new.folder)
         assert fragment.state is not None
         resumed.append(replace(new, name=fragment.state.name))
     return root, resumed
+
+
+def _unrecorded(path: list[Fragment], emit: str) -> list[Resumed]:
+    """What each fragment begins with, in a job without a checkpoint."""
+    return [Resumed(None, f"state-{number}", holds_rows=isinstance(fragment.state, ops.Aggregate)
+                    and _holds_rows(_table(fragment), None, _emit_of(fragment, emit)))
+            for number, fragment in enumerate(path)]
+
+
+def _emit_of(fragment: Fragment, emit: str) -> str:
+    """Only the last aggregation emits changes."""
+    return emit if fragment.then is None else "final"
 
 
 def _names() -> Iterator[str]:
@@ -310,8 +320,7 @@ def _aggregate(fragment: Fragment, old: _Old | None, since: dict[str, int], fres
         held, sources = _columns(table, aggs, before, at)
     else:
         sources = tuple(range(len(held.accs)))
-    is_narrow = len(table.keys) < MAX_KEYS and width(table, held) <= MAX_VALUES
-    holds_rows = not fits(table) or (not is_narrow and (table.window is None or emit == "changes"))
+    holds_rows = _holds_rows(table, held, emit)
     if before is not None:
         if holds_rows and not before.holds_rows:
             raise _needs_rows(state, table, at)
@@ -336,6 +345,12 @@ def _aggregate(fragment: Fragment, old: _Old | None, since: dict[str, int], fres
                 names[column.name] = column.name.replace(f"#acc{group}", f"#acc{source}", 1)
     return Resumed(old.state, fresh, layout=layout, columns=columns,
                    migration=Migration(folder / old.folder, names, empty))
+
+
+def _holds_rows(table: Table, held: StateColumns | None, emit: str) -> bool:
+    """Whether a new aggregation holds rows: its aggregates are as large as its input, or too many for a store."""
+    is_narrow = len(table.keys) < MAX_KEYS and width(table, held) <= MAX_VALUES
+    return not fits(table) or (not is_narrow and (table.window is None or emit == "changes"))
 
 
 def _shown(table: Table, held: StateColumns, group: int) -> str:
@@ -381,14 +396,15 @@ def _with_rows(fragment: Fragment, old: _Old | None, aggs: tuple[HeldAggregate, 
                     or tuple(fragment.before.schema)[:1])
     layout = Layout(_by(state), True, tuple(repr(Schema((field,))) for field in fields), aggs)
     if old is None:
-        return Resumed(None, fresh, layout=layout)
+        return Resumed(None, fresh, layout=layout, holds_rows=True)
     if old.layout is None or old.layout.held == layout.held:
-        return Resumed(old.state, old.folder, layout=layout)
+        return Resumed(old.state, old.folder, layout=layout, holds_rows=True)
     missing = [text for text in layout.held if text not in old.layout.held]
     if missing:
         raise BadArgument("this flow needs columns of rows that came before, and its checkpoint does not have them",
                           at=at, found=", ".join(missing), checkpoint=", ".join(old.layout.held), hint=HINT)
-    return Resumed(old.state, fresh, layout=layout, migration=Migration(folder / old.folder, {}, {}))
+    return Resumed(old.state, fresh, layout=layout, holds_rows=True,
+                   migration=Migration(folder / old.folder, {}, {}))
 
 
 def _needs_rows(state: ops.Aggregate, table: Table, at: SourceLoc) -> BadArgument:

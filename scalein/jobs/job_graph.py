@@ -65,7 +65,8 @@ class JobGraph:
                  metrics: Metrics, at: SourceLoc) -> None:
         self.metrics, self._options, self._emit, self._at = metrics, options, output.emit, at
         self._dead_letters = output.dead_letters
-        op, self._resumed = resume(op, epoch, folder, output.emit, output.evolve, at)
+        op, self._resumed = resume(op, epoch, folder if output.has_checkpoints else None, output.emit,
+                                   output.evolve, at)
         self._folder, self._op, self._skipped_before = folder, op, row_groups_skipped(op)
         self._edges = cutting.cut(op)
         self._fragments = cutting.fragments(self._edges)
