@@ -126,6 +126,13 @@ class FragmentRunner:
                 raise located(error, self._op, self.program.node) from None
         return [out for batch in batches for _, found in self._bisected(batch) for out in found]
 
+    def run_once(self, batches: Iterable[pa.RecordBatch]) -> Batches:
+        """The results of batches that are taken as the program needs them; an error ends the job."""
+        try:
+            return list(self.program.run(batches, self._context.options))
+        except ComputeError as error:
+            raise located(error, self._op, self.program.node) from None
+
     def passing(self, batch: pa.RecordBatch) -> Batches:
         """The rows of a batch that do not fail; the others go to the sink of failed rows."""
         return [some for some, _ in self._bisected(batch)]
@@ -275,7 +282,7 @@ class Blocking(Stateless):
         return []
 
     def finish(self) -> Batches:
-        found = self._runner.run([self._log.batch(each) for each in self._log.segments])
+        found = self._runner.run_once(map(self._log.batch, self._log.segments))
         self._log.replace([])
         return found
 

@@ -92,7 +92,7 @@ class WindowCloser(AggregateOperator):
     def _parts(self, waiting: list[BufferSegment], whole: Part, window: ops.Window | None) -> Iterable[Part]:
         """A part of what waits, in smaller ones if it is too large."""
         most = most_bytes(self._context.options.memory)
-        if most is None or (size := sum(self._log.batch(each).nbytes for each in waiting)) <= most:
+        if most is None or (size := self._log.size_bytes(waiting)) <= most:
             return [whole]
         found = [np.unique(self._starts(self._log.batch(each)), return_counts=True) for each in waiting]
         starts, places = np.unique(np.concatenate([each for each, _ in found]), return_inverse=True)
@@ -132,8 +132,8 @@ class WindowCloser(AggregateOperator):
                 batch = self._log.batch(each)
                 batch = filtered(batch, from_numpy(self._starts(batch) >= first_open))
                 found = extent(batch.column(self._slices))
-                assert found is not None
-                kept.append(BufferSegment(*found, batch.num_rows, batch))
+                if found is not None:
+                    kept.append(BufferSegment(*found, batch.num_rows, batch))
         old = self._log.segments
         if len(kept) < len(old) or any(a is not b for a, b in zip(kept, old, strict=True)):
             self._log.replace(kept)

@@ -4,6 +4,9 @@ Batches are immutable. A snapshot lists the segments of the buffer, and a thread
 Arrow's IPC format: so a checkpoint writes new rows only, and none twice. When the buffer exceeds its memory, segments
 that are on disk leave memory.
 
+What comes from a file is validated before a kernel sees it: a checksum can be forged, and may be as old as the start of
+the job. Files are read, not mapped: a file that shrinks while it is mapped ends the process.
+
 Threads: rows are added and removed by the job's thread. `write`, `to_json` and `remove_unreferenced` may be called by
 any thread.
 """
@@ -38,6 +41,11 @@ class BufferSegment:
     batch: pa.RecordBatch | None
     file: str = ""
     number: int = 0  # of the batch in its file
+    size_bytes: int = 0  # of the batch; 0: not known before it is read
+
+    def __post_init__(self) -> None:
+        if self.batch is not None:
+            self.size_bytes = self.batch.nbytes
 
 
 @dataclass(eq=False)
@@ -60,7 +68,7 @@ class RowBuffer:
 
     def add(self, batch: pa.RecordBatch, first: int = 0, last: int = 0) -> None:
         self.segments.append(BufferSegment(first, last, batch.num_rows, batch))
-        self.memory_bytes += batch.nbytes
+        self.memory_bytes += self.segments[-1].size_bytes
         if self.memory is not None and self.memory_bytes > self.memory:
             self.write(list(self.segments))
             for segment in self.segments:
@@ -70,7 +78,7 @@ class RowBuffer:
     def replace(self, segments: list[BufferSegment]) -> None:
         """Hold these segments instead; files remain until no checkpoint names them."""
         self.segments = segments
-        self.memory_bytes = sum(segment.batch.nbytes for segment in segments if segment.batch is not None)
+        self.memory_bytes = sum(segment.size_bytes for segment in segments if segment.batch is not None)
 
     def coalesce(self) -> None:
         """Concatenate segments into fewer and longer ones, in the same order."""
@@ -101,11 +109,23 @@ class RowBuffer:
         found = segment.batch  # read once: another thread may drop it from memory
         if found is not None:
             return found
+        path = self.folder / segment.file
         try:
-            with pa.memory_map(str(self.folder / segment.file)) as file:
-                return pa.ipc.open_file(file).get_batch(segment.number)
-        except (OSError, pa.ArrowException) as error:
-            raise Damaged("buffered rows cannot be read", file=self.folder / segment.file, found=error) from error
+            with pa.OSFile(str(path)) as file:
+                found = pa.ipc.open_file(file).get_batch(segment.number)
+            found.validate(full=True)
+        except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
+            raise Damaged("buffered rows cannot be read", file=path, found=error) from error
+        if (found.num_rows != segment.rows or not found.schema.equals(self.schema)
+                or any(column.null_count for column, field in zip(found.columns, self.schema, strict=True)
+                       if not field.nullable)):  # fmt: skip
+            raise Damaged("buffered rows are not those that were written", file=path)
+        segment.size_bytes = found.nbytes
+        return found
+
+    def size_bytes(self, segments: list[BufferSegment]) -> int:
+        """The bytes of segments, in memory or not."""
+        return sum(segment.size_bytes or self.batch(segment).nbytes for segment in segments)
 
     # --- on disk
 

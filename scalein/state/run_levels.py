@@ -245,35 +245,46 @@ class RunLevels:
         order = np.argsort(hashes)
         return self._kernels.gather(np.ascontiguousarray(pointers[order])), hashes[order]
 
-    def merged_ranges(self, groups: range, runs: tuple[Run, ...], merge_table: Callable[[], MergeTable],
+    def ranges(self, groups: range, runs: tuple[Run, ...], newest_count: int = 0) -> list[tuple[int, int]]:
+        """Ranges of the hashes of some groups of a shard that are each merged at once: so many records are in its runs,
+        and so many newer ones elsewhere.
+        """
+        count = sum(map(self._weight, runs)) * len(groups) // SHARD_GROUPS  # hashes are uniformly distributed
+        return _split_range(groups, -(-(count + newest_count) // self._merge_records) or 1)
+
+    def _weight(self, run: Run) -> int:
+        """The number of records of a run; with texts, of records without text that would be as large."""
+        return run.file.size_bytes // self._kernels.record_bytes if self._kernels.text_cells else run.record_count
+
+    def merged_ranges(self, ranges: list[tuple[int, int]], runs: tuple[Run, ...],
+                      merge_table: Callable[[], MergeTable],
                       newest: tuple[np.ndarray, np.ndarray, Functions] | None = None) -> Iterator[MergedRecords]:
-        """The merged records of some groups of a shard, from its runs and from newer records, range by range of hashes.
+        """The merged records of a shard, from its runs and from newer records, range by range of hashes.
 
         The next range overwrites the records of the last one, and texts in the merge table. `newest`: pointers, their
         hashes, merge functions.
         """
-        count = sum(run.record_count for run in runs) * len(groups) // SHARD_GROUPS  # hashes are uniformly distributed
-        count += 0 if newest is None else len(newest[0])
-        parts = -(-count // self._merge_records) or 1
+        count = sum(run.record_count for run in runs) * (ranges[-1][1] + 1 - ranges[0][0]) >> 60
+        count = (count + (0 if newest is None else len(newest[0]))) // len(ranges)  # records of a range, about
         functions = {run.functions for run in runs} | ({newest[2]} if newest is not None else set())
         if self._kernels.text_cells:
-            for least, greatest in _split_range(groups, parts):
+            for least, greatest in ranges:
                 slices = [*self._slices_with_text(least, greatest, runs), *_newest_slice(least, greatest, newest)]
-                yield self._merge_in_table(slices, merge_table(), least, greatest, count // parts)
+                yield self._merge_in_table(slices, merge_table(), least, greatest, count)
             return
         try:
             buffers = self._merge_buffers.pop()
         except IndexError:  # not checked before: another thread may take the last one
             buffers = _MergeBuffers()
         allocate = buffers.workspace.word_buffer
-        for read, area in buffers.reader.read(_RangeRead.all(_split_range(groups, parts), runs)):
+        for read, area in buffers.reader.read(_RangeRead.all(ranges, runs)):
             buffers.workspace.reset()
             slices = [*self._slices(read, area, buffers.workspace), *_newest_slice(read.least, read.greatest, newest)]
             if len(functions) == 1 and slices:
                 hashes, pointers = self._kernels.merge_sorted([one.sorted for one in slices], allocate)
                 yield MergedRecords(*self._kernels.combine_records(pointers, hashes, slices[0].functions, allocate))
             else:
-                yield self._merge_in_table(slices, merge_table(), read.least, read.greatest, count // parts)
+                yield self._merge_in_table(slices, merge_table(), read.least, read.greatest, count)
         self._merge_buffers.append(buffers)
 
     def _merge_in_table(self, slices: list[RunSlice], table: MergeTable, least: int, greatest: int,
@@ -331,7 +342,8 @@ class RunLevels:
                              sum(run.file.size_bytes for run in runs), has_filter=not is_bottom)
         count = 0
         try:
-            for records, hashes in self.merged_ranges(shard_groups(shard), runs, merge_table):
+            ranges = self.ranges(shard_groups(shard), runs)
+            for records, hashes in self.merged_ranges(ranges, runs, merge_table):
                 if is_bottom:
                     heads = records[:, :8].view(np.uint64)
                     is_live = (heads[:, 0] & np.uint64(TOMB)) == 0

@@ -338,23 +338,31 @@ class LogStore:
         return pa.Table.from_batches(parts, self._values)
 
     def scan(self) -> pa.RecordBatchReader:
-        """All keys with their values, unordered; each part is read as it is when the reader reaches it."""
+        """All keys with their values, unordered; each part is read as it is when the reader reaches it.
+
+        Parts are ranges of hashes whose rows take an eighth of `memory`, about.
+        """
         schema = pa.schema([*self._key, *self._values])
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for groups in self._tiers.scan_units:
+            position = 0
+            while position < 1 << 64:
                 with self._call():
-                    found = [rows for pointers in self._tiers.live_records(groups)
-                             for rows in self._kernels.rows(pointers, schema.names)]
-                yield from (rows.cast(schema) for rows in found)
+                    position, records = self._tiers.scan(position)
+                    found = [rows for pointers in records for rows in self._kernels.rows(pointers, schema.names)]
+                while found:  # a batch that was read is not held here
+                    yield found.pop(0).cast(schema)
 
         with self._call():
             return pa.RecordBatchReader.from_batches(schema, batches())
 
     def __len__(self) -> int:
         with self._call():
-            return sum(len(pointers) for groups in self._tiers.scan_units
-                       for pointers in self._tiers.live_records(groups))
+            position = count = 0
+            while position < 1 << 64:
+                position, records = self._tiers.scan(position)
+                count += sum(map(len, records))
+            return count
 
     # --- on disk
 

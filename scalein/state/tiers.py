@@ -45,6 +45,7 @@ from scalein.storage.filesystem import FileSystem
 if TYPE_CHECKING:
     from scalein.kernels.store import Functions, StoreKernels
 
+SCANNED_RANGES = 4  # ranges of hashes whose rows a scan holds at once: about an eighth of the budget
 GARBAGE_SHARE = 0.3  # of a group's bytes, from which on it is rewritten
 HEADROOM_SHARE = 4  # at most this fraction (1/4) of the memtable's memory is kept free for new rows
 SPARE_SHARE = 16  # this fraction (1/16) of memory may be free without going back to the system,
@@ -173,25 +174,40 @@ class Tiers:
             self.memtable.batch += 1
             self._kernels.merge_records(self.memtable, others, self.functions, older=False)
 
-    @property
-    def scan_units(self) -> list[range]:
-        """Groups that are scanned at once: shards, or single groups if pieces must not all be loaded at once."""
-        is_small = self.restored.is_readonly and self._budget.total is not None
-        return [range(group, group + 1) for group in range(GROUPS)] if is_small else [
-            *map(shard_groups, range(SHARDS))]  # fmt: skip
+    def scan(self, least: int) -> tuple[int, Iterator[np.ndarray]]:
+        """A part of a scan: the hash after it, and pointers to the records of hashes from `least` up to there that are
+        not deleted. The next step overwrites what the pointers of the last one lead to.
 
-    def live_records(self, groups: range) -> Iterator[np.ndarray]:
-        """Pointers to all records of a scan unit that are not deleted; the next step may overwrite them."""
+        A part ends with its shard, or with its group if pieces must not all be loaded at once. Under a budget it is at
+        most `SCANNED_RANGES` of the ranges in which runs are merged.
+        """
+        group = least >> 56
+        is_small = self.restored.is_readonly and self._budget.total is not None
+        groups = range(group, group + 1) if is_small else shard_groups(group // SHARD_GROUPS)
         self._load_groups(groups, make_space=True)
         self._finish_all_evictions()
-        runs = self.levels.runs[groups.start // SHARD_GROUPS]
+        runs = self.levels.runs[group // SHARD_GROUPS]
+        ranges = [(least, (groups.stop << 56) - 1)]
+        if runs:
+            count = sum(map(self.memtable.record_count, groups))
+            ranges = [(max(low, least), high) for low, high in self.levels.ranges(groups, runs, count) if high >= least]
+            ranges = ranges if self._budget.total is None else ranges[:SCANNED_RANGES]
+        return ranges[-1][1] + 1, self._live_records(ranges, runs)
+
+    def _live_records(self, ranges: list[tuple[int, int]], runs: tuple[Run, ...]) -> Iterator[np.ndarray]:
+        """Pointers to the records of ranges of hashes that are not deleted."""
+        least, greatest = ranges[0][0], ranges[-1][1]
+        groups = range(least >> 56, (greatest >> 56) + 1)
         pointers = np.concatenate([self.memtable.pointers(group) for group in groups])
         if not runs:
             heads = np.concatenate([self.memtable.heads(group) for group in groups])
-            yield np.ascontiguousarray(pointers[(heads & np.uint64(TOMB)) == 0])
+            live = pointers[(heads & np.uint64(TOMB)) == 0]
+            if least != groups.start << 56:  # there were runs when the scan began with this group
+                live = live[self._kernels.hash_keys(live) >= np.uint64(least)]
+            yield np.ascontiguousarray(live)
             return
         newest = (pointers, self._kernels.hash_keys(pointers), self.functions)
-        for records, _ in self.levels.merged_ranges(groups, runs, self._cleared_merge_table, newest):
+        for records, _ in self.levels.merged_ranges(ranges, runs, self._cleared_merge_table, newest):
             heads = records[:, :8].copy().view(np.uint64)[:, 0]
             self._scanned = records
             yield np.ascontiguousarray(pointers_to(records)[(heads & np.uint64(TOMB)) == 0])
