@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from scalein.errors import Damaged
 from scalein.state.row_buffer import RowBuffer
 from scalein.state.store import LogStore
 from scalein.storage.checked_json import Json
@@ -31,6 +32,9 @@ class Migration:
         """Rows of the old state as rows of the new one."""
         columns = [pa.repeat(self.empty[field.name], batch.num_rows) if field.name in self.empty
                    else batch.column(self.sources.get(field.name, field.name)) for field in schema]
+        if any(column.type != field.type or (column.null_count and not field.nullable)
+               for column, field in zip(columns, schema, strict=True)):  # fmt: skip
+            raise Damaged("the state of an earlier flow is not what its checkpoint says", file=self.folder)
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def fill_store(self, store: LogStore, schema: pa.Schema, snapshot: int, memory: int | None) -> None:
@@ -43,6 +47,8 @@ class Migration:
         """The segments that a checkpoint names, in a new buffer."""
         old = RowBuffer(self.folder, rows.schema, None)
         old.restore(state)
+        if old.segments:
+            old.schema = old.stored_schema(old.segments[0])
         memory, rows.memory = rows.memory, min(rows.memory or BUFFERED_BYTES, BUFFERED_BYTES)
         for segment in old.segments:
             rows.add(self.migrated(old.batch(segment), rows.schema), segment.first, segment.last)

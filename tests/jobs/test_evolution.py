@@ -101,7 +101,7 @@ def by_key(table: pa.Table) -> dict[Any, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ENDS)
-@examples(2)
+@examples(1)
 @given(table=tables(), lives=many_lives(), sizes=st.lists(st.integers(1, 15), min_size=1, max_size=3),
        workers=st.integers(1, 3), memory=st.sampled_from([None, "1B", "200MB"]))
 def test_aggregates_that_come_and_go(name: str, table: pa.Table, lives: list[Life], sizes: list[int], workers: int,
