@@ -5,8 +5,8 @@ was a third of the time of a large aggregation, so maps that are no longer used 
 next request, up to a limit, and marked MADV_FREE: the system may reclaim their pages at any time. While a run with a
 small memory limit is active, fewer are pooled (`keep_at_most`).
 
-How much a run may take: `Options.memory` (no limit by default). A job divides that in `jobs/spec.py` (`Shares`), a
-store in `state/budget.py`; a bounded aggregation spills in `exec/radix.py`.
+How much a run may take: `Options.memory` (no limit by default). The operators of a bounded run share a `MemoryAccount`;
+a job divides its memory in `jobs/spec.py` (`Shares`), a store in `state/budget.py`.
 """
 
 from __future__ import annotations
@@ -100,6 +100,45 @@ def _allowed() -> int | None:
             with suppress(OSError), open("/proc/self/statm", "rb") as file:  # a system without it: the halving is left
                 left.append(max(0, most - int(file.read().split()[field]) * mmap.PAGESIZE))
     return min(left, default=None)
+
+
+class MemoryAccount:
+    """What a run may hold, and what its operators have reserved of it: a tree whose root has the limit, in bytes.
+
+    An operator reserves what it holds and will need to process that, and spills when the account is under pressure.
+    """
+
+    def __init__(self, limit: int | None = None, parent: MemoryAccount | None = None) -> None:
+        self._limit, self._parent, self._used, self._guard = limit, parent, 0, threading.Lock()
+
+    def child(self) -> MemoryAccount:
+        """The account of one operator."""
+        return MemoryAccount(self._limit, self)
+
+    @property
+    def limit(self) -> int | None:
+        return self._limit
+
+    @property
+    def used(self) -> int:
+        """What is reserved here and in all children."""
+        return self._used
+
+    @property
+    def is_under_pressure(self) -> bool:
+        """Whether the run has reserved more than it may hold."""
+        root = self if self._parent is None else self._parent
+        return root._limit is not None and root._used > root._limit
+
+    def reserve(self, size: int) -> None:
+        with self._guard:
+            self._used += size
+        if self._parent is not None:
+            self._parent.reserve(size)
+
+    def release(self, size: int | None = None) -> None:
+        """Give back what was reserved; all of it, if no size is given."""
+        self.reserve(-self._used if size is None else -size)
 
 
 @contextmanager

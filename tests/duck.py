@@ -26,6 +26,7 @@ from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of
 from scalein.ir.functions.registry import REGISTRY, can_fail, is_host
+from scalein.ir.windows import Window
 from tests.duck_types import Untranslatable, cast, crossed, floordiv, literal, restored, sql_type
 
 # Functions and aggregates that DuckDB has not.
@@ -182,7 +183,7 @@ def _is_ordered(op: ops.Op) -> bool:
     return all(map(_is_ordered, op.inputs))
 
 
-def _in_windows(window: ops.Window, source: str) -> str:
+def _in_windows(window: Window, source: str) -> str:
     """Every row once for each window that holds it."""
     timed = f"SELECT *, CAST({sql(window.time)} AS HUGEINT) AS __time FROM ({source})"
     first = f"CAST({floordiv(f'(__time - {window.size})', str(window.every))} + 1 AS BIGINT)"

@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent / "scalein"
 # The layers, lowest first. A package may import itself and whatever stands in an earlier layer; those of TOGETHER may
 # import one another too.
 LAYERS: dict[str, tuple[str, ...]] = {
-    "base": ("errors", "options", "dtypes", "durations", "memory", "layout", "notebook_card", "arrow_rows"),
+    "base": ("cancellation", "errors", "options", "dtypes", "durations", "memory", "layout", "notebook_card",
+             "arrow_rows"),
     "plan": ("ir", "compiler"),
     "durable": ("storage",),
     "code": ("llvm_backend", "arrow_functions"),

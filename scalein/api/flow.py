@@ -33,6 +33,7 @@ from scalein.api.column import Column, count
 from scalein.api.groupby import GroupBy, group
 from scalein.api.hints import ForeignNames
 from scalein.api.windows import WindowSpec
+from scalein.cancellation import handle_interrupts
 from scalein.connectors.in_memory import of_arrow
 from scalein.dtypes import BOOL, Kind
 from scalein.durations import Duration, in_units, span
@@ -69,6 +70,7 @@ class Flow(ForeignNames):
     def __init__(self, op: ops.Op) -> None:
         if op.names_columns:
             refuse_internal(op.schema.names, op.at)
+        handle_interrupts()
         self.op = op
         self._queries = Queries(op)
 

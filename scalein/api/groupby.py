@@ -15,9 +15,10 @@ from scalein.errors import BadArgument, BadName, WrongType, here
 from scalein.ir.exprs import Agg, AggregateResult, Col, Expr, Named, NamedAgg, type_of, walk
 from scalein.ir.internal_names import internal
 from scalein.ir.literals import hint_for_object
-from scalein.ir.ops import Aggregate, Op, Project, Window
+from scalein.ir.ops import Aggregate, Op, Project
 from scalein.ir.resolve import Scope, column, resolve, resolve_agg
 from scalein.ir.unify import nested_hint
+from scalein.ir.windows import Window
 
 if TYPE_CHECKING:
     from scalein.api.flow import Flow

@@ -1,6 +1,6 @@
 """Windows: values that `group_by` takes beside its keys. They meet the time column's type there.
 
-The slice of a row is computed in `llvm_backend/sinks/group.py`; when a window closes is decided in `exec/lateness.py`.
+Which windows hold a time and when they close: `ir/windows.py`. The slice of a row: `llvm_backend/sinks/group.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from scalein.dtypes import Kind
 from scalein.durations import Duration, Span, in_units, span
 from scalein.errors import BadDuration, WrongType, here
 from scalein.ir.exprs import type_of
-from scalein.ir.ops import Window
 from scalein.ir.printer import show_expr
 from scalein.ir.resolve import Scope, resolve, shown
+from scalein.ir.windows import Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -308,10 +308,10 @@ class AggregateWorker:
             part = target
             if len(ranges) > 1:  # each range scans its own slices often, and the others once
                 part = HashTable(table, operator.options)
-                end = min(last + table.window.size // table.slice_size, EVERYTHING[1])
+                end = min(last + table.window_slices, EVERYTHING[1])
                 operator.merge_kernels(GroupMode.HASH).into(part, target, within=(first, end))
             windows = HashTable(table, operator.options)
-            for back in range(-(-table.window.size // table.window.every)):
+            for back in range(table.window.windows_per_row):
                 sliding.into(windows, part, back, within=(first, last))
             yield windows
 
@@ -331,7 +331,7 @@ def _ranges(table: Table, state: State) -> list[tuple[int, int]]:
     if not table.has_sides or state.side_state is None:
         return [EVERYTHING]
     values = sum(bag.count for bag in state.side_state.bags) + sum(log.count for log in state.side_state.logs)
-    parts = -(-values * -(-table.window.size // table.window.every) // PART_VALUES)
+    parts = -(-values * table.window.windows_per_row // PART_VALUES)
     layout = table.layout
     words = state.words(layout.size // 8)
     slices = np.sort(words[words[:, layout.offset("acc0") // 8] > 0, layout.offset("slice") // 8])

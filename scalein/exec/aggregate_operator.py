@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.compiler import compile_flow
-from scalein.dtypes import BOOL, I64, Schema
+from scalein.dtypes import BOOL, Schema
 from scalein.errors import ComputeError
 from scalein.exec.bounded import PreAggregationProgram, Program
 from scalein.exec.error_location import located
@@ -32,13 +32,12 @@ from scalein.exec.operator import (
 )
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Lit, Named, type_of
-from scalein.ir.functions.arithmetic import floored, plus
 from scalein.ir.internal_names import internal
 from scalein.ir.partials import TwoPhase, by_window, finished_rows, two_phase
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, WindowAggregate, identity
 from scalein.ir.printer import show_expr
-from scalein.ir.unify import cast_to
+from scalein.ir.windows import Window
 from scalein.storage.checked_json import Json, as_int, as_map
 
 FOREVER = (1 << 63) - 1  # in units of time
@@ -66,7 +65,7 @@ class AggregateOperator:
         self._check = None if context.failed is None else FragmentRunner(
             all_computed(fragment, context.keeps_late), context)
         self._limits = None if context.failed is None or self._window is None else FragmentRunner(
-            ops.Project(fragment.before, tuple(_limits(self._window))), replace(context, failed=self._beyond_limits))
+            ops.Project(fragment.before, _limits(self._window)), replace(context, failed=self._beyond_limits))
         self._counted = 0  # rows since partial groups were drained
         self._row = 0  # the number of the next row, if aggregates depend on the order of rows
         self._has_many = False  # groups, compared with rows
@@ -114,7 +113,7 @@ class AggregateOperator:
         if self._late is None or not morsel.column or morsel.column != self._late.column:
             return False
         low, high = self._late.dtype.int_range()
-        margin = self._window.size + self._window.every
+        margin = self._window.margin
         return morsel.least >= low + margin and morsel.greatest <= high - margin
 
     def _beyond_limits(self, batch: pa.RecordBatch, number: int, error: ComputeError) -> None:
@@ -269,14 +268,9 @@ def _two_phase(node: WindowAggregate, context: Context) -> TwoPhase:
     return two_phase(node, held=context.columns)
 
 
-def _limits(window: ops.Window) -> Iterator[Named]:
-    """The begin of the first and the end of the last window of a row, in the type of the time."""
-    own = type_of(window.time)
-    time = cast_to(window.time, I64)
-    begin = plus(floored(plus(time, -window.size), window.every), window.every)
-    end = plus(floored(time, window.every), window.size)
-    for name, value in (("begin", begin), ("end", end)):
-        yield Named(internal(name), cast_to(value, own) if own.is_int else value)
+def _limits(window: Window) -> tuple[Named, Named]:
+    begin, end = window.limits()
+    return Named(internal("begin"), begin), Named(internal("end"), end)
 
 
 def all_computed(fragment: Fragment, keeps_all: bool) -> ops.Op:

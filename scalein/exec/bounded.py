@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.arrow_rows import taken
+from scalein.cancellation import interruptible
 from scalein.compiler import Input, plan_of
 from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
@@ -42,6 +43,7 @@ from scalein.ir.printer import show_expr
 from scalein.ir.stages import FilterStep
 from scalein.ir.tables import Key, Slicing
 from scalein.kernels.bind import conformed
+from scalein.memory import MemoryAccount
 from scalein.options import Options
 
 if TYPE_CHECKING:  # what only some flows need is imported with the first of them
@@ -49,6 +51,7 @@ if TYPE_CHECKING:  # what only some flows need is imported with the first of the
     from scalein.exec.preaggregate import PreAggregation
     from scalein.ir.partials import TwoPhase
 
+READ_SHARE = 8  # of a memory limit, what a source may prefetch is 1/8
 SMALL_INPUT_ROWS = 1 << 16  # preparing the operators would take longer than running them
 ReusedOperators: TypeAlias = "dict[int, PreAggregation | PipelineOperator]"  # by the node's identity
 IdleOperators = dict[tuple[object, ...], HashAggregate | PipelineOperator]  # by the node's identity and options
@@ -98,8 +101,9 @@ class Query:
         inputs = [given if source.data is None else source.data for source in self._sources]
         run = _Run(options, join_tables=self._join_tables, inputs=inputs, idle=self._idle, static=self._static)
         try:
-            rows = _conformed(lambda: run.rows(self._plan), self._schema)
-            yield from arrow_offset_limits.with_limit_errors("this flow", rows)
+            with interruptible():
+                rows = _conformed(lambda: run.rows(self._plan), self._schema)
+                yield from arrow_offset_limits.with_limit_errors("this flow", rows)
         except ComputeError as error:
             from scalein.exec.error_location import located
 
@@ -229,6 +233,7 @@ class _Run:
                  idle: IdleOperators | None = None, static: frozenset[int] | None = None) -> None:
         self._options, self._given, self._join_tables, self._reused = options, given, join_tables, reused
         self._inputs, self._idle, self._static = inputs, idle, static
+        self._account = MemoryAccount(options.memory)
 
     def _data(self, node: Scan) -> object:
         """The data of a source; None where batches are given."""
@@ -271,7 +276,7 @@ class _Run:
             case Sort():
                 from scalein.exec.sort import run_sort  # imports pyarrow.compute
 
-                return run_sort(node, self.rows(node.input))
+                return run_sort(node, self.rows(node.input), self._account)
             case Union():
                 return self._union(node)
 
@@ -386,6 +391,8 @@ class _Run:
         names = list(node.source.columns)
         if isinstance(data, BoundSource):
             data = data.project(names).where(conditions)
+            if self._options.memory is not None:
+                data = data.within(self._options.memory // READ_SHARE)
         for batch in data.read():
             yield batch if batch.schema.names == names else batch.select(names)
 

@@ -18,6 +18,7 @@ from scalein.exec.bounded import Program
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Expr, Named, columns
 from scalein.ir.functions.hashing import P1
+from scalein.ir.windows import Window
 from scalein.options import Options
 
 MIN_BYTES = 1 << 20  # that are always finished at once
@@ -40,7 +41,7 @@ def most_bytes(memory: int | None) -> int | None:
     return None if memory is None else max(MIN_BYTES, memory // SHARE)
 
 
-def parts_of(whole: Part, starts: np.ndarray, sizes: np.ndarray, window: ops.Window | None, most: int,
+def parts_of(whole: Part, starts: np.ndarray, sizes: np.ndarray, window: Window | None, most: int,
              has_keys: bool) -> Iterator[Part]:
     """A part in smaller ones, of at most so many bytes if that can be. `starts` are those of all slices, in order, and
     `sizes` what waits of each.
@@ -51,11 +52,11 @@ def parts_of(whole: Part, starts: np.ndarray, sizes: np.ndarray, window: ops.Win
         return
 
     def size_of(after: int, end: int) -> int:
-        least, behind = max(after + window.every - window.size, int(starts[0])), min(end, int(starts[-1]) + 1)
+        least, behind = max(window.least_open(after), int(starts[0])), min(end, int(starts[-1]) + 1)
         return int(before[np.searchsorted(starts, behind)] - before[np.searchsorted(starts, least)])
 
     after, done = whole.after, whole.after
-    for end in np.unique(starts // window.every * window.every + window.size).tolist():
+    for end in np.unique(window.last_ends(starts)).tolist():
         if end >= whole.end:
             break
         if done > after and size_of(after, end) > most:

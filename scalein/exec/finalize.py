@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
+from scalein.cancellation import DETACHED_ROWS, run_detached
 from scalein.dtypes import Kind
 from scalein.exec.side_state import HEAP_BYTES, Heap, Log
 from scalein.exec.tables import DirectTable, HashTable, OneRecord, State
@@ -150,7 +151,9 @@ def _rank(table: Table, state: State, number: int, log: Log, options: Options, f
     jobs = []
     for first, last in itertools.pairwise(shares):
         longest = int(counts[first:last].max(initial=0))
-        jobs.append(partial(_run, rank, state, log, state.first, first, last, pairs, allocate(16 * longest + 16)))
+        job = partial(_run, rank, state, log, state.first, first, last, pairs, allocate(16 * longest + 16))
+        # The pairs of one group are sorted in one call; the frame keeps what that call uses alive.
+        jobs.append(partial(run_detached, job) if longest > DETACHED_ROWS else job)
     run_parallel(jobs)
     return pairs
 

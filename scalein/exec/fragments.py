@@ -22,6 +22,7 @@ from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.physical import Node
 from scalein.ir.rewrite import rewrite, stacked, stream_path, walk_ops
+from scalein.ir.windows import Window
 
 
 @dataclass(eq=False)
@@ -46,7 +47,7 @@ class Fragment:
         return self.op if self.state is None else self.state.streams[0]
 
     @property
-    def window(self) -> ops.Window | None:
+    def window(self) -> Window | None:
         """The windows that it groups by."""
         return self.state.window if isinstance(self.state, ops.Aggregate) else None
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from scalein.arrow_functions import evaluate
 from scalein.arrow_rows import Extents, extents, from_numpy, taken
+from scalein.cancellation import raise_if_cancelled
 from scalein.dtypes import as_plain
 from scalein.errors import BadData, ComputeError, ScaleinError
 from scalein.exec import arrow_offset_limits
@@ -18,6 +19,8 @@ from scalein.ir.exprs import Col
 from scalein.ir.physical import Host
 from scalein.ir.printer import show_expr
 from scalein.kernels.bind import conformed
+
+PIECE_ROWS = 1 << 18  # of a call of pyarrow, so that Ctrl-C takes effect soon; of an exploded batch
 
 
 def run_host(host: Host, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -31,8 +34,9 @@ def run_host(host: Host, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
 def _project(host: Host, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     schema = host.schema.arrow
     for batch in batches:
-        waiting = [batch]
+        waiting = [batch.slice(start, PIECE_ROWS) for start in range(0, max(1, batch.num_rows), PIECE_ROWS)][::-1]
         while waiting:
+            raise_if_cancelled()
             rows = waiting.pop()
             columns = _columns(host, schema, rows)
             if columns is not None:
@@ -87,7 +91,6 @@ def _map_batches(op: ops.MapBatches, batches: Iterator[pa.RecordBatch]) -> Itera
 # Output batches have bounded numbers of rows and bytes, for any length of the lists and any columns repeated beside
 # them. Elements of consecutive lists, as they are in most arrays, are not copied.
 
-PIECE_ROWS = 1 << 18
 MAX_SHOWN = 200  # characters of a row in an error
 
 

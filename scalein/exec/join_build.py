@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from scalein.arrow_rows import from_numpy, taken
+from scalein.cancellation import DETACHED_ROWS, raise_if_cancelled, run_detached
 from scalein.dtypes import I32, DType, Kind
 from scalein.exec.arrow_offset_limits import cut_points, total_weights
 from scalein.exec.arrow_offset_limits import weights as weights_of
@@ -152,12 +154,20 @@ def _bytes(flags: pa.Array) -> np.ndarray:
 
 def build(table: JoinBuild, batches: Iterator[pa.RecordBatch], options: Options) -> JoinTable:
     """Read the build side of a join to its end, and index it."""
-    import pyarrow.compute as pc  # takes 30 ms, and most flows have no join
-
     schema = table.input.schema.arrow
     empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema.names)
     parts = [_plain(batch) for batch in batches] or [_plain(empty)]
+    if sum(part.num_rows for part in parts) > DETACHED_ROWS:
+        return run_detached(partial(_indexed, table, parts, options))
+    return _indexed(table, parts, options)
+
+
+def _indexed(table: JoinBuild, parts: list[pa.RecordBatch], options: Options) -> JoinTable:
+    """The table of some rows; empties the list."""
+    import pyarrow.compute as pc  # takes 30 ms, and most flows have no join
+
     whole = pa.Table.from_batches(parts)
+    parts.clear()
     fields = table.input.schema
     nested = {name: _one(whole[name]) for name in table.columns if fields[name].dtype.is_nested}
     whole = whole.select([field.name for field in fields if not field.dtype.is_nested]).combine_chunks()
@@ -207,6 +217,7 @@ def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 def _encoded(array: pa.Array) -> pa.Array:
     """Strings as dictionary codes; nulls stay in the codes."""
+    raise_if_cancelled()
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         array = array.cast(pa.string()).dictionary_encode()
     return addressable(array)

@@ -24,6 +24,7 @@ from scalein.ir.exprs import Col, Named, type_of
 from scalein.ir.internal_names import internal
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import stream_path
+from scalein.ir.windows import Window
 from scalein.options import Options
 
 _EARLIEST = -(1 << 63)
@@ -49,7 +50,7 @@ class TimedRows:
 class Lateness:
     """Separates late rows. Batches without late rows, which are most, are passed through unchanged."""
 
-    def __init__(self, fragment: Fragment, window: ops.Window, delay: int, kept: Sequence[str]) -> None:
+    def __init__(self, fragment: Fragment, window: Window, delay: int, kept: Sequence[str]) -> None:
         self._window, self._delay = window, delay
         self._kept = list(kept)  # columns of the rows that are passed on
         time = window.time
@@ -64,16 +65,15 @@ class Lateness:
 
     def least_open(self, watermark: int) -> int:
         """The least time that is in a window which is not closed."""
-        least = ((watermark - self._delay - self._window.size) // self._window.every + 1) * self._window.every
-        return max(least, _EARLIEST)
+        return max(self._window.least_open(watermark - self._delay), _EARLIEST)
 
     def last_end(self, watermark: int) -> int:
         """The end of the last window that is closed."""
-        return self.least_open(watermark) - self._window.every + self._window.size
+        return max(self._window.last_closed_end(watermark - self._delay), _EARLIEST)
 
     def next_end(self, watermark: int) -> int:
         """The end of the first window that is not closed."""
-        return self.least_open(watermark) + self._window.size
+        return self._window.end_of(self.least_open(watermark))
 
     def split(self, morsel: Morsel) -> tuple[Morsel | None, pa.RecordBatch | None]:
         """Rows of the fragment's input that surely have a time and are not late, and those that must be checked.

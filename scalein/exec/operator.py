@@ -307,20 +307,29 @@ def run_by_watermark(morsels: Iterable[Morsel], run: Callable[[Batches], Batches
             for batch in run([each.batch for each in some])]
 
 
-def open_store(context: Context, key: pa.Schema, value: pa.Schema, state: Json) -> LogStore:
-    """An operator's store, at the snapshot that a checkpoint names."""
+def open_store(context: Context, key: pa.Schema, value: pa.Schema, state: Json, reserved_bytes: int = 0) -> LogStore:
+    """An operator's store, at the snapshot that a checkpoint names; some of its memory is `reserved` for others."""
+    memory = None if context.options.memory is None else context.options.memory - reserved_bytes
     snapshot = None if state is None else as_int(as_map(state)["snapshot"])
-    store = LogStore.open(context.folder, key=key, value=value, memory=context.options.memory,
+    store = LogStore.open(context.folder, key=key, value=value, memory=memory,
                           snapshot=snapshot if context.migration is None else None,
                           workers=MAX_WORKERS, keep=RETAINED_SNAPSHOTS)
     if context.migration is None or snapshot is None:
         return store
     try:
-        context.migration.fill_store(store, pa.schema([*key, *value]), snapshot, context.options.memory)
+        context.migration.fill_store(store, pa.schema([*key, *value]), snapshot, memory)
     except BaseException:
         store.abandon()
         raise
     return store
+
+
+def restore_rows(context: Context, rows: RowBuffer, state: Json) -> None:
+    """The rows that a checkpoint names."""
+    if context.migration is None:
+        rows.restore(state)
+    else:
+        context.migration.fill_rows(rows, state)
 
 
 def snapshot_store(store: LogStore) -> SnapshotFuture:

@@ -51,6 +51,7 @@ SLAB_CHUNKS = 1 << 9
 SLAB_BYTES = SLAB_CHUNKS * CHUNK_BYTES
 PARTITION_SHARE = 0.6  # of the memory limit, for rows; the rest is for tables and results
 ROUND_GROUPS = 16
+PIECES_A_CALL = 1 << 9  # chunks that a call of the update kernel reads, so that Ctrl-C takes effect soon
 
 
 def fits(table: Table) -> bool:
@@ -377,15 +378,17 @@ class _GroupAggregator:
         self._group = group
         pieces = np.array(given, np.int64).reshape(-1, 2)
         frame.point("pieces", pieces)
-        frame["piece"], frame["piece.count"], frame["row"] = 0, len(pieces), 0
-        frame.rows = int(pieces[:, 1].sum())
-        while True:
-            table.attach(frame)
-            status = call(self._update, frame)
-            table.detach(frame)
-            if status == DONE:
-                break
-            handle_full(table, status, frame)
+        frame["piece"], frame["row"] = 0, 0
+        for start in range(0, len(pieces), PIECES_A_CALL):
+            part = pieces[start : start + PIECES_A_CALL]
+            frame["piece.count"], frame.rows = start + len(part), int(part[:, 1].sum())
+            while True:
+                table.attach(frame)
+                status = call(self._update, frame)
+                table.detach(frame)
+                if status == DONE:
+                    break
+                handle_full(table, status, frame)
 
     def emit(self) -> None:
         finalize(self._run.table, self.table, replace(self._run.options, workers=1))

@@ -45,12 +45,12 @@ def fits(table: Table) -> bool:
     if table.has_sides or table.has_heap:
         return False
     return window is not None and bool(table.keys) and not window.is_tumbling and (
-        window.size // table.slice_size <= MAX_WINDOW_SLICES)
+        table.window_slices <= MAX_WINDOW_SLICES)
 
 
 def run_ring(run: HashAggregate, source: pa.Table) -> Iterator[pa.RecordBatch] | None:
     """The windows of a table in memory; None if its rows are too far out of order."""
-    slices = run.table.window.size // run.table.slice_size if run.table.window else 0
+    slices = run.table.window_slices
     size = 1 << (slices + OPEN_SLICES - 2).bit_length()
     node = replace(run.node, table=replace(run.node.table, slicing=Slicing.RING, ring=size))
     workers = run.options.workers
@@ -79,10 +79,9 @@ class _Ring:
     """The table of one worker, whose records hold rings. Slices are numbered by time // slice size."""
 
     def __init__(self, run: HashAggregate, prepared: Prepared, compiled: Compiled, table: Table, worker: int) -> None:
-        assert table.window is not None
         self._run, self._prepared, self._compiled, self._table = run, prepared, compiled, table
-        self._slices = table.window.size // table.slice_size  # of a window
-        self._step = table.window.every // table.slice_size
+        self._slices = table.window_slices  # of a window
+        self._step = table.window_step
         self._width = table.ring - self._slices + 1  # open slices
         self._open: int | None = None  # first slice that rows may still belong to
         self._records = HashTable(table, run.options)

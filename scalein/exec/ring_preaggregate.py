@@ -56,13 +56,12 @@ class RingPreAggregation:
     def __init__(self, node: WindowAggregate, partial_: WindowAggregate, joins: dict[int, JoinTable],
                  options: Options, size: int) -> None:
         node, partial_ = (replace(each, steps=kernel_steps(each)) for each in (node, partial_))
-        assert node.table.window is not None
         self._windows, self._slices = (
             _View(each, replace(each.table, slicing=Slicing.RING, ring=size), options) for each in (node, partial_))
         self._options, self._size = options, size
         self._slice_size = node.table.slice_size
-        self._window_slices = node.table.window.size // self._slice_size
-        self._step = node.table.window.every // self._slice_size
+        self._window_slices = node.table.window_slices
+        self._step = node.table.window_step
         self._workers = self._current_workers = options.workers  # the number of shards; the workers of the last call
         self._lock = threading.Lock()
         self._prepared = Prepared("ring", node.input.schema, node.steps, self._sink,

@@ -43,6 +43,8 @@ from scalein.state import LogStore
 from scalein.storage.checked_json import Json, as_int, as_map
 
 MAX_PARTITIONED_BYTES = 640 << 20  # of rows that are buffered until they are aggregated
+EXPIRY = "expiry"  # in the state of windows: the keys of those that are open
+EXPIRY_SHARE = 8  # this fraction (1/8) of the state's memory is for these keys
 _ONE = "#one"  # the key of groups without keys
 
 
@@ -58,7 +60,9 @@ class RunningAggregate(Partial):
         self._keys, self._columns = key.names, [*keys.names, *value.names]
         self._stored_columns = [*key.names, *value.names]
         self._combine_by_number = CombineByNumber(self._two)
-        self._open: Callable[[], LogStore] = lambda: open_store(context, key, value, state)
+        memory = context.options.memory
+        hint_bytes = 0 if memory is None or self._window is None else memory // EXPIRY_SHARE
+        self._open: Callable[[], LogStore] = lambda: open_store(context, key, value, state, hint_bytes)
         if state is not None or context.has_checkpoints:
             _ = self._store
         if self.changes is None:
@@ -70,8 +74,11 @@ class RunningAggregate(Partial):
         self._first_open = -FOREVER  # the start of the first window that is not closed
         if state is not None and self._slides:
             self._first_open = as_int(as_map(state)["first_open"])
-        # Keys by window; None: they have to be looked up in the store when a window is closed for the first time.
-        self._slices = ExpiryIndex() if state is None else None
+        self._expiry = ExpiryIndex(context.folder, key, None if memory is None else hint_bytes)
+        # Checkpoints of earlier versions have no index: it is filled from the store when the first window closes.
+        self._is_indexed = state is None or EXPIRY in as_map(state)
+        if state is not None and self._is_indexed:
+            self._expiry.restore(context, as_map(state)[EXPIRY])
         if state is not None:
             self._count_from(state)
         is_by_row = state is not None and as_map(state)["by_row"] is True and (
@@ -122,8 +129,8 @@ class RunningAggregate(Partial):
                 existed = np.asarray(before.column("#acc0").is_valid())
             else:  # it has more rows than these
                 existed = np.asarray(now.column("#acc0")) != np.asarray(batch.column("#acc0"))
-            if self._window is not None and self._slices is not None and not existed.all():
-                self._slices.add(filtered(batch, pa.array(~existed)).select(self._keys))
+            if self._window is not None and self._is_indexed and not existed.all():
+                self._expiry.add(filtered(batch, pa.array(~existed)).select(self._keys))
             if has_one and self._finish.is_by_row:
                 found += self.changes.of_rows(self._finish.each([now]), existed)
             else:
@@ -135,7 +142,7 @@ class RunningAggregate(Partial):
         if self._apart is None or self._window is None:
             return partials
         of_each = [found for batch in partials
-                   for found in windows_of(batch, self._window.size, self._window.every, self._first_open)]
+                   for found in windows_of(batch, self._window, self._first_open)]
         return [batch for batch in self._apart.run(of_each) if batch.num_rows]
 
     def _put(self, partials: pa.RecordBatch, before: pa.RecordBatch | None) -> pa.RecordBatch | None:
@@ -175,7 +182,7 @@ class RunningAggregate(Partial):
         """Of windows that slide, a row may come after some that it is in have closed: see `window_close.py`."""
         if self._window is None or not self._slides:
             return None
-        return -FOREVER if self._first_open == -FOREVER else self._first_open + self._window.size + self._context.delay
+        return -FOREVER if self._first_open == -FOREVER else self._window.end_of(self._first_open) + self._context.delay
 
     def advance(self, watermark: int) -> Batches:
         """Windows of a changelog are dropped when they close."""
@@ -184,13 +191,13 @@ class RunningAggregate(Partial):
         first_open = self._late.least_open(watermark)
         self._first_open = max(self._first_open, first_open)
         if self._oldest < first_open:
-            if self._slices is None:
-                self._slices = ExpiryIndex()
+            if not self._is_indexed:
+                self._is_indexed = True
                 for batch in self._store.scan():
-                    self._slices.add(batch.select(self._keys))
-            for keys in self._slices.closed(first_open):
+                    self._expiry.add(batch.select(self._keys))
+            for keys in self._expiry.closed(first_open):
                 self._store.delete(keys)
-            self._oldest = FOREVER if self._slices.oldest is None else self._slices.oldest
+            self._oldest = FOREVER if self._expiry.oldest is None else self._expiry.oldest
         return []
 
     def finish(self) -> Iterable[pa.RecordBatch]:
@@ -222,18 +229,21 @@ class RunningAggregate(Partial):
         about = {"oldest": self._oldest, "by_row": self._rows is not None, **self._counting}
         if self._slides:
             about["first_open"] = self._first_open
-        wait = snapshot_store(self._store)
-        return lambda: {**as_map(wait()), **about}
+        wait, expiry = snapshot_store(self._store), self._expiry.snapshot()
+        if self._window is None or not self._is_indexed:
+            return lambda: {**as_map(wait()), **about}
+        return lambda: {**as_map(wait()), **about, EXPIRY: expiry()}
 
     def retain(self, kept: list[Json]) -> None:
         if self._has_store:
             hold(self._store, kept)
+        if self._window is not None:
+            self._expiry.retain([as_map(state).get(EXPIRY) for state in kept if isinstance(state, dict)])
 
     @property
     def state_bytes(self) -> int:
         stored = self._store.memory_bytes if self._has_store else 0
-        slices = 0 if self._slices is None else self._slices.held_bytes
-        return stored + self._pre_aggregation.partitioned_bytes + slices
+        return stored + self._pre_aggregation.partitioned_bytes + self._expiry.memory_bytes
 
     def close(self) -> None:
         if self._has_store:

@@ -1,7 +1,8 @@
 """Sort and top-n: all rows sorted, or the first of them found in one pass.
 
-A sort holds its whole input. The first `count` rows are found in memory for about `count` rows and a piece of a batch:
-a row that cannot be among them is dropped by comparing its first key with that of the worst row held.
+A sort holds its whole input, or, under a memory limit, what fits (`external_sort.py`). The first `count` rows are found
+in memory for about `count` rows and a piece of a batch: a row that cannot be among them is dropped by comparing its
+first key with that of the worst row held.
 
 NaN is the greatest number; nulls are where `nulls_last` says (`argsort`).
 """
@@ -9,28 +10,40 @@ NaN is the greatest number; nulls are where `nulls_last` says (`argsort`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.arrow_rows import as_numpy, from_numpy, taken
+from scalein.cancellation import DETACHED_ROWS, raise_if_cancelled, run_detached
 from scalein.exec import arrow_offset_limits
 from scalein.ir.physical import Sort
 from scalein.kernels.bind import conformed
+from scalein.memory import MemoryAccount
+
+Result = TypeVar("Result")
 
 RESULT_ROWS = 1 << 18  # of an output batch
 PIECE_ROWS = 1 << 16  # compared at once, and held beside the best rows so far
 
 
-def run_sort(node: Sort, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The sorted rows of a node."""
+def run_sort(node: Sort, batches: Iterator[pa.RecordBatch], account: MemoryAccount) -> Iterator[pa.RecordBatch]:
+    """The sorted rows of a node, in the memory of the account."""
     schema = node.schema.arrow
     held = pa.schema([field.with_type(_storage_type(field.type)) for field in schema])
     rows = (part for batch in batches if batch.num_rows for part in arrow_offset_limits.split_heavy(batch))
-    found = _sorted(node, rows, held) if node.count is None else _first_rows(node, rows, held, node.count)
+    if node.count is not None:
+        found = _first_rows(node, rows, held, node.count)
+    elif account.limit is not None:
+        from scalein.exec.external_sort import sort_within
+
+        found = sort_within(node, rows, held, account.child())
+    else:
+        found = _sorted(node, rows, held)
     return (conformed(batch, schema) for batch in found)
 
 
@@ -42,23 +55,36 @@ def _storage_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _sorted(node: Sort, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    yield from _in_order(node, [conformed(batch, schema) for batch in batches], schema, None)
+    yield from in_order(node, [conformed(batch, schema) for batch in batches], schema, None)
 
 
-def _in_order(node: Sort, parts: list[pa.RecordBatch], schema: pa.Schema,
+def in_order(node: Sort, parts: list[pa.RecordBatch], schema: pa.Schema,
               count: int | None) -> Iterator[pa.RecordBatch]:
     """The rows of some batches in order, or the first of them; text too long for one array becomes large text."""
     table = pa.Table.from_batches(parts, schema)
     parts.clear()
-    columns = [arrow_offset_limits.WholeColumn(column) for column in table.columns]
+    run = run_detached if table.num_rows > DETACHED_ROWS else _run_here
+    columns = run(partial(_whole_columns, table))
     del table
     arrays = {name: column.arrays[0] for name, column in zip(schema.names, columns, strict=True)}
-    order = _row_order(node, arrays)[:count]
+    order = run(partial(row_order, node, arrays))[:count]
     heavy = [column.weights[order] for column in columns if column.weights is not None]
     weights = arrow_offset_limits.total_weights(heavy)
     for start, stop in arrow_offset_limits.cut_points(len(order), RESULT_ROWS, weights):
         part = order[start:stop]
         yield pa.RecordBatch.from_arrays([column.take(part) for column in columns], schema.names)
+
+
+def _run_here(function: Callable[[], Result]) -> Result:
+    return function()
+
+
+def _whole_columns(table: pa.Table) -> list[arrow_offset_limits.WholeColumn]:
+    found = []
+    for column in table.columns:
+        raise_if_cancelled()
+        found.append(arrow_offset_limits.WholeColumn(column))
+    return found
 
 
 def _first_rows(node: Sort, batches: Iterator[pa.RecordBatch], schema: pa.Schema,
@@ -95,7 +121,7 @@ class _Best:
         """The best rows in order; all others are dropped."""
         if not self._parts:
             return []
-        found = _in_order(self._node, self._parts, self._schema, self._count)
+        found = in_order(self._node, self._parts, self._schema, self._count)
         self._parts = [conformed(batch, self._schema) for batch in found]
         self._rows = sum(batch.num_rows for batch in self._parts)
         if self._rows == self._count:
@@ -127,7 +153,7 @@ def _take_rows(batch: pa.RecordBatch, rows: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([taken(column, rows) for column in batch.columns], schema=batch.schema)
 
 
-def _row_order(node: Sort, columns: dict[str, pa.Array]) -> Rows:
+def row_order(node: Sort, columns: dict[str, pa.Array]) -> Rows:
     """Row numbers in the order of the node's keys; a key is one array, since no list is a key."""
     return argsort([(_comparable(columns[name]), way) for name, way in node.by], node.nulls_last)
 
@@ -162,6 +188,7 @@ def argsort(keys: Sequence[tuple[pa.Array, bool]], nulls_last: bool) -> Rows:
     """Row numbers in the order of the keys (a column, and whether the greatest comes first)."""
     rows: Rows | None = None  # None: the identity
     for column, descending in reversed(keys):
+        raise_if_cancelled()
         if column.null_count == 0:
             rows = _argsort_column(column, descending, rows)
             continue

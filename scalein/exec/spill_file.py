@@ -1,5 +1,5 @@
-"""Spill file: chunks of partitioned rows beyond the memory limit, in an anonymous temporary file. When rows are spilled
-is decided in `radix.py`.
+"""Spill file: rows beyond the memory limit, in an anonymous temporary file: chunks of partition rows (`radix.py`), or
+Arrow batches (`SpilledBatches`).
 
 The file has no name and disappears with the process. Written pages are dropped from the page cache, since a limit of
 the system on memory counts them.
@@ -10,8 +10,11 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Iterator
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
 
 from scalein.errors import StoreFailed
 from scalein.memory import address
@@ -47,6 +50,17 @@ class SpillFile:
             raise _failed(error) from error
         return [first + k * size for k in range(len(addresses))]
 
+    def append(self, data: memoryview) -> int:
+        """Write some bytes; returns their offset."""
+        with self._lock:
+            first, self._end = self._end, self._end + len(data)
+        try:
+            self._write_all([data], first)
+            self._drop_from_cache()
+        except OSError as error:
+            raise _failed(error) from error
+        return first
+
     def _write_all(self, parts: list[memoryview], offset: int) -> None:
         while parts:
             written = os.pwritev(self._file.fileno(), parts, offset)
@@ -81,6 +95,31 @@ class SpillFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+class SpilledBatches:
+    """Batches of one schema in a spill file, read back in the order in which they were added."""
+
+    def __init__(self, file: SpillFile, schema: pa.Schema) -> None:
+        self._file, self.schema = file, schema
+        self._pieces: list[tuple[int, int]] = []  # offset and size of each batch
+        self.rows = self.bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        data = memoryview(batch.serialize())
+        self._pieces.append((self._file.append(data), len(data)))
+        self.rows += batch.num_rows
+        self.bytes += len(data)
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __getitem__(self, number: int) -> pa.RecordBatch:
+        offset, size = self._pieces[number]
+        return pa.ipc.read_record_batch(pa.py_buffer(self._file.read([offset], size)), self.schema)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return (self[number] for number in range(len(self)))
 
 
 def _bytes_at(address_: int, size: int) -> memoryview:

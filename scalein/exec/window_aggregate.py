@@ -180,7 +180,7 @@ class SlidingAggregate(WindowedAggregate):
         super().__init__(fragment, context, root, state)
         self._node = aggregate_node(root)
         assert self._window is not None
-        slices = self._window.size // self._node.table.slice_size
+        slices = self._node.table.window_slices
         self._ring_slices = 1 << (slices + AHEAD_SLICES - 1).bit_length()
         self._outside = self._inside = 0  # rows since the ring began
         memory = context.options.memory
@@ -230,7 +230,7 @@ class SlidingAggregate(WindowedAggregate):
         if earliest is None:
             return waits
         assert self._window is not None
-        end = max(earliest + self._window.size, self._closed + self._window.every)
+        end = max(self._window.end_of(earliest), self._window.first_open_end(self._closed))
         return end if waits is None else min(waits, end)
 
     @property

@@ -16,9 +16,9 @@ from scalein.arrow_rows import from_numpy
 from scalein.exec.aggregate_operator import FOREVER, AggregateOperator, Finalizer
 from scalein.exec.close_batches import KeyShares, Part, most_bytes, parts_of
 from scalein.exec.event_time import as_integers, extent
-from scalein.exec.operator import Batches, SnapshotFuture, files_of, filtered
-from scalein.ir import ops
+from scalein.exec.operator import Batches, SnapshotFuture, files_of, filtered, restore_rows
 from scalein.ir.exprs import Expr, columns
+from scalein.ir.windows import Window
 from scalein.state.row_buffer import BufferSegment, RowBuffer
 from scalein.storage.checked_json import Json, as_int, as_map
 
@@ -40,17 +40,16 @@ class WindowCloser(AggregateOperator):
         starts = [each.first for each in self._log.segments]
         if self._window is None or not starts:
             return None
-        size, every = self._window.size, self._window.every
-        return max(min(starts) // every * every + size - (size - every) // every * every, self._closed + every)
+        return max(self._window.first_end(min(starts)), self._window.first_open_end(self._closed))
 
     @property
     def due(self) -> int | None:  # type: ignore[override]
         """The watermark at which sliding windows must be closed before more rows are added: a row may arrive when some
         of its windows have closed but not all, and which of them count it must not depend on the size of a round.
         """
-        if self._window is None or self._window.size == self._window.every:
+        if self._window is None or self._window.is_tumbling:
             return None
-        return -FOREVER if self._closed == -FOREVER else self._closed + self._window.every + self._context.delay
+        return -FOREVER if self._closed == -FOREVER else self._window.first_open_end(self._closed) + self._context.delay
 
     @property
     def state_bytes(self) -> int:
@@ -89,7 +88,7 @@ class WindowCloser(AggregateOperator):
         """What waits for windows that begin before a time."""
         return [each for each in self._log.segments if each.first < end]
 
-    def _parts(self, waiting: list[BufferSegment], whole: Part, window: ops.Window | None) -> Iterable[Part]:
+    def _parts(self, waiting: list[BufferSegment], whole: Part, window: Window | None) -> Iterable[Part]:
         """A part of what waits, in smaller ones if it is too large."""
         most = most_bytes(self._context.options.memory)
         if most is None or (size := self._log.size_bytes(waiting)) <= most:
@@ -100,9 +99,9 @@ class WindowCloser(AggregateOperator):
         sizes = rows * (size / max(1, sum(each.rows for each in waiting)))
         return parts_of(whole, starts, sizes.astype(np.int64), window, most, any(map(columns, self._by)))
 
-    def _given(self, waiting: list[BufferSegment], part: Part, window: ops.Window | None) -> Batches:
+    def _given(self, waiting: list[BufferSegment], part: Part, window: Window | None) -> Batches:
         """What a part needs of batches that wait."""
-        least = -FOREVER if window is None else max(-FOREVER, part.after + window.every - window.size)
+        least = -FOREVER if window is None else max(-FOREVER, window.least_open(part.after))
         found = [self._within(each, least, part) for each in waiting if each.last >= least and each.first < part.end]
         return [batch for batch in found if batch.num_rows]
 
@@ -148,10 +147,7 @@ class WindowCloser(AggregateOperator):
 
     def _restore(self, state: Json) -> None:
         if state is not None:
-            if self._context.migration is None:
-                self._log.restore(state)
-            else:
-                self._context.migration.fill_rows(self._log, state)
+            restore_rows(self._context, self._log, state)
             self._closed = as_int(as_map(state)["closed"])
             self._count_from(state)
 

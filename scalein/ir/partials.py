@@ -104,14 +104,14 @@ def two_phase(node: WindowAggregate, partials: str = "partials", held: StateColu
     column_accs = [table.accs[number] for number in held.accs]
     each = [columns_of(table, held, k) for k in range(len(column_accs))]
     columns = tuple(column for some in each for column in some)
-    slices = None if table.window is None else ops.Window(table.window.time, table.slice_size, table.slice_size)
+    slices = None if table.window is None else table.window.sliced(table.slice_size)
     partial = replace(node, table=replace(table, outputs=columns, window=slices))
     fields = Schema(tuple(f for f in partial.schema if f.name != "window_end"))
     source: Node = Scan(ops.Source(partials, fields.arrow, tuple(fields.names)))
     window = None
     if table.window is not None:
         start = Col("window_start", type_of(table.window.time), False)
-        window = ops.Window(start, table.window.size, table.window.every)
+        window = replace(table.window, time=start)
     accs = (Acc(AccKind.ROWS), *(_again(acc, some) for acc, some in zip(column_accs, each, strict=True)))
     outputs = tuple(replace(o, fn="sum" if o.fn in ("count", "count_valid") else o.fn,
                             accs=tuple(k + 1 for k in held.outputs[o.name])) for o in table.outputs)
@@ -121,7 +121,7 @@ def two_phase(node: WindowAggregate, partials: str = "partials", held: StateColu
                  if acc.kind in _FUNCTIONS}
     combined = tuple(replace(column, fn=functions.get(column.name, "raw"), accs=(k + 1,))
                      for k, some in enumerate(each) for column in some)
-    slices = None if window is None else replace(window, size=table.slice_size, every=table.slice_size)
+    slices = None if window is None else window.sliced(table.slice_size)
     combine = WindowAggregate(source, (), replace(final.table, outputs=combined, window=slices), keys)
     return TwoPhase(partial, combine, final, functions)
 
@@ -131,7 +131,7 @@ def by_window(two: TwoPhase) -> TwoPhase:
     window = two.final.table.window
     if window is None:
         return two
-    whole = replace(two.final.table, window=replace(window, every=window.size))  # starts stay multiples of a slice
+    whole = replace(two.final.table, window=window.apart())  # starts stay multiples of a slice
     return replace(two, final=replace(two.final, table=whole))
 
 

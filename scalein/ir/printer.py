@@ -28,7 +28,7 @@ from scalein.ir.internal_names import internal, is_internal
 from scalein.ir.rewrite import walk_ops
 
 if TYPE_CHECKING:
-    from scalein.ir.ops import Op, Window
+    from scalein.ir.ops import Op
 
 # How tightly Python binds what show_expr writes: a comparison weaker than `|` and `&`.
 _COMPARISON, _OR, _AND, _SUM, _PRODUCT, _PREFIX, _POWER, _METHOD = range(8)
@@ -279,14 +279,6 @@ _SPANS = (
     ("d", 86_400_000_000_000), ("h", 3_600_000_000_000), ("m", 60_000_000_000), ("s", 1_000_000_000),
     ("ms", 1_000_000), ("us", 1_000), ("ns", 1),
 )  # fmt: skip
-
-
-def show_window(window: Window) -> str:
-    """`tumbling(t, 10s)` or `sliding(t, 10s, every=2s)`."""
-    time, size = show_expr(window.time), show_span(window.size, window.time.dtype)
-    if window.is_tumbling:
-        return f"tumbling({time}, {size})"
-    return f"sliding({time}, {size}, every={show_span(window.every, window.time.dtype)})"
 
 
 def show_named(item: Named) -> str:

@@ -29,7 +29,7 @@ from scalein.ir.internal_names import internal
 from scalein.ir.ops import Explode
 from scalein.ir.passes.pass_through import Origin, is_copy_free, split_items, taken_items
 from scalein.ir.physical import Host, Limit, Node, OuterJoin, Pipeline, Scan, Sort, Union, WindowAggregate, inputs
-from scalein.ir.printer import show_expr, show_window
+from scalein.ir.printer import show_expr
 from scalein.ir.stages import (
     ORDINAL,
     Collect,
@@ -207,7 +207,7 @@ def _keeps_name(item: Named) -> bool:
 def _by(table: Table) -> str:
     by = [key.name for key in table.keys]
     if table.window is not None:
-        by.append(show_window(table.window))
+        by.append(str(table.window))
     return f"by {', '.join(by)}" if by else "all rows"
 
 

@@ -18,7 +18,7 @@ from scalein.ir.exprs import Expr, type_of
 from scalein.layout import KEY_NULLS, SKETCH_REGISTERS, VALUE_NULLS, RecordLayout, Slot, size_of
 
 if TYPE_CHECKING:
-    from scalein.ir import ops
+    from scalein.ir.windows import Window
 
 
 class AccKind(Enum):
@@ -143,9 +143,21 @@ class Table:
     accs: tuple[Acc, ...]
     outputs: tuple[Output, ...]
     slicing: Slicing = Slicing.NONE
-    window: ops.Window | None = None
+    window: Window | None = None
     slice_size: int = 0
     ring: int = 0
+
+    @property
+    def window_slices(self) -> int:
+        """The slices of a window."""
+        assert self.window is not None
+        return self.window.in_slices(self.slice_size)[0]
+
+    @property
+    def window_step(self) -> int:
+        """The slices from the start of a window to that of the next."""
+        assert self.window is not None
+        return self.window.in_slices(self.slice_size)[1]
 
     @property
     def has_nulls(self) -> bool:

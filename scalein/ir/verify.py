@@ -269,6 +269,5 @@ def _wrong_in_table(node: WindowAggregate, fields: Fields) -> Iterator[str]:
         yield "the first accumulator does not count rows"
     yield from (f"output {output.name!r} is made of accumulators {output.accs} of {len(table.accs)}"
                 for output in table.outputs if not output.accs or max(output.accs) >= len(table.accs))
-    window, size = table.window, table.slice_size
-    if window is not None and (size <= 0 or window.size % size or window.every % size):
-        yield f"a window of {window.size} every {window.every} in slices of {size}"
+    if table.window is not None:
+        yield from table.window.wrong(table.slice_size)

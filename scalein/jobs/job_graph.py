@@ -472,7 +472,7 @@ def _holds_back(fragment: Fragment) -> int:
     """How much later than their event times a fragment emits rows."""
     if fragment.is_blocking or (isinstance(fragment.state, ops.Aggregate) and fragment.window is None):
         return NEVER
-    return 0 if fragment.window is None else fragment.window.size
+    return 0 if fragment.window is None else fragment.window.delay
 
 
 def _step(fragment: Fragment, context: Context, state: Json, emit: str) -> Operator:

@@ -9,17 +9,18 @@ import time
 import pyarrow as pa
 import pyarrow.ipc
 
+from scalein.cancellation import POLL_S, raise_if_cancelled
 from scalein.errors import ComputeError, InternalError
 from scalein.ir.stages import Stage
 from scalein.kernels import kernel_metrics
 from scalein.kernels.kernel_metrics import Profile, current_profile
-from scalein.kernels.workers import raise_if_cancelled
-from scalein.layout import COLUMN, ERROR, OUT_OF_BOUNDS, PAUSED, FrameData
+from scalein.layout import COLUMN, DONE, ERROR, OUT_OF_BOUNDS, PAUSED, FrameData
 from scalein.llvm_backend.cache import Compiled, load_kernel
 from scalein.llvm_backend.object_loader import Kernel
 from scalein.options import Options
 
 MAX_SHOWN = 80  # bytes of a text in an error
+MAX_ROWS = 1 << 19  # of one call, a few milliseconds, so that Ctrl-C takes effect soon; whole blocks
 
 
 def kernel(stage: Stage, options: Options) -> Compiled:
@@ -36,10 +37,17 @@ def call(compiled: Compiled, frame: FrameData) -> int:
     """Run the kernel until it is done or needs something of the caller; raises for a row that failed."""
     profile, counters = current_profile(), kernel_metrics.current_counters()
     first, started = frame["row"] if counters is not None else 0, time.perf_counter()
-    status = PAUSED
-    while status == PAUSED:
+    end = frame.get("end", 0) if compiled.is_divisible else 0
+    while True:
         raise_if_cancelled()
+        is_part = end > MAX_ROWS and end - frame["row"] > MAX_ROWS
+        if is_part:
+            frame["end"] = frame["row"] + MAX_ROWS
         status = enter(compiled.kernel, frame) if profile is None else _measured(compiled, frame, profile)
+        if is_part:
+            frame["end"] = end
+        if status != PAUSED and not (status == DONE and is_part):
+            break
     if counters is not None:
         counters.useful_s += time.perf_counter() - started
         if compiled.row_bytes:
@@ -95,23 +103,25 @@ def _failure(compiled: Compiled, frame: FrameData) -> ComputeError:
 # Such a kernel may run for as long as the user's loop does. It runs in a thread of its own while the caller waits, so
 # that Ctrl-C and cancellation reach the caller, which sets the frame's `stop`: every loop checks it.
 
-_POLL_S = 0.05
-
 
 def enter(kernel: Kernel, frame: FrameData) -> int:
     """Call the kernel; returns its status."""
     if "stop" not in frame:
         return kernel.call(frame.address)
     status: list[int] = []
-    thread = threading.Thread(target=lambda: status.append(kernel.call(frame.address)), name="scalein-udf", daemon=True)
-    thread.start()
+    done = threading.Event()  # not `join`: after Ctrl-C in it, Python 3.11 takes the thread for ended
+
+    def run() -> None:
+        status.append(kernel.call(frame.address))
+        done.set()
+
+    threading.Thread(target=run, name="scalein-udf", daemon=True).start()
     try:
-        while thread.is_alive():
-            thread.join(_POLL_S)
+        while not done.wait(POLL_S):
             raise_if_cancelled()
     except BaseException:
         frame["stop"] = 1
-        thread.join()  # it reads and writes the caller's memory
+        done.wait()  # it reads and writes the caller's memory
         frame["stop"] = 0
         raise
     return status[0]

@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
+from scalein.cancellation import POLL_S, cancel_on, raise_if_cancelled
 from scalein.kernels import kernel_metrics
 from scalein.options import STARTUP_CPUS
 
@@ -139,7 +140,9 @@ class ThreadPool:
             first()
             ends[0] = time.perf_counter()
             while len(ended) < started:
-                one_ended.get()
+                with suppress(Empty):
+                    one_ended.get(timeout=POLL_S)
+                raise_if_cancelled()
         except BaseException:
             stop.set()
             while len(ended) < started:  # counted by `ended`: Ctrl-C may come right after a `get`
@@ -183,26 +186,6 @@ def resident_threads() -> Iterator[None]:
         yield
     finally:
         del _thread.pool
-
-
-# Cancellation: a thread whose run has ended elsewhere (error, Ctrl-C, abandoned iterator) ends at its next check.
-
-_cancellation = threading.local()
-
-
-class Cancelled(BaseException):
-    """Unwinds the thread of a cancelled run. Never reported: the run has failed already, or is not read any more."""
-
-
-def cancel_on(stop: threading.Event) -> None:
-    """Cancel this thread's work when `stop` is set."""
-    _cancellation.stop = stop
-
-
-def raise_if_cancelled() -> None:
-    stop: threading.Event | None = getattr(_cancellation, "stop", None)
-    if stop is not None and stop.is_set():
-        raise Cancelled
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def _window(code: Code, reader: FromTable, record: Callable[[Row], ir.Value], is
         first = f.b.load(f.byte_at(record(row), table.layout.offset("slice")), typ=I64)
     moment = f.b.mul(first, const(table.slice_size))
     if is_end:
-        moment = f.b.add(moment, const(table.window.size))
+        moment = f.b.add(moment, const(table.window_slices * table.slice_size))
     typ = register_type(type_of(table.window.time))
     return Value(moment if typ == I64 else f.b.trunc(moment, typ))
 

@@ -41,6 +41,7 @@ from scalein.ir.partials import TwoPhase, fits, two_phase
 from scalein.ir.physical import Node, Pipeline, Scan, WindowAggregate, identity, walk_nodes
 from scalein.ir.rewrite import transform_streams
 from scalein.ir.stages import FilterStep
+from scalein.ir.windows import Window
 from scalein.options import Options
 
 MAX_GROUPS = 1 << 20  # held by a task before they are sent
@@ -158,7 +159,7 @@ class MapReduce:
         return self.kind != "partials" or self._two_phase.is_by_column
 
     @property
-    def window(self) -> ops.Window | None:
+    def window(self) -> Window | None:
         return self.state.window if isinstance(self.state, ops.Aggregate) else None
 
     @cached_property

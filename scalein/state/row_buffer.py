@@ -80,19 +80,29 @@ class RowBuffer:
         self.segments = segments
         self.memory_bytes = sum(segment.size_bytes for segment in segments if segment.batch is not None)
 
-    def coalesce(self) -> None:
-        """Concatenate segments into fewer and longer ones, in the same order."""
-        coalesced: list[BufferSegment] = []
-        pending: list[BufferSegment] = []
-        for segment in [*self.segments, None]:
-            if pending and (segment is None or sum(one.rows for one in pending) + segment.rows > COALESCED_ROWS):
-                batch = pa.concat_batches([self.batch(one) for one in pending])
-                first, last = min(one.first for one in pending), max(one.last for one in pending)
-                coalesced.append(BufferSegment(first, last, len(batch), batch))
-                pending = []
-            if segment is not None:
-                pending.append(segment)
-        self.replace(coalesced)
+    def coalesce(self, apart: bool = False) -> None:
+        """Concatenate segments into fewer and longer ones, in the same order; `apart`: only those of the same slices,
+        in the order of these. It takes no more than the buffer's memory, also if segments are on disk.
+        """
+        waiting = sorted(self.segments, key=lambda one: (one.first, one.last)) if apart else list(self.segments)
+        with self.pinned(waiting):
+            self.replace([])
+            pending: list[BufferSegment] = []
+            for segment in [*waiting, None]:
+                if pending and (segment is None or sum(one.rows for one in pending) + segment.rows > COALESCED_ROWS
+                                or (apart and (segment.first, segment.last) != (pending[0].first, pending[0].last))):
+                    self._add_coalesced(pending)
+                    pending = []
+                if segment is not None:
+                    pending.append(segment)
+
+    def _add_coalesced(self, segments: list[BufferSegment]) -> None:
+        if len(segments) == 1:
+            self.segments += segments
+            self.memory_bytes += 0 if segments[0].batch is None else segments[0].size_bytes
+        else:
+            first, last = min(one.first for one in segments), max(one.last for one in segments)
+            self.add(pa.concat_batches([self.batch(one) for one in segments]), first, last)
 
     @contextmanager
     def pinned(self, segments: list[BufferSegment]) -> Iterator[None]:

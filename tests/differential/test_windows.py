@@ -12,7 +12,8 @@ from scalein import col
 from scalein.api.flow import Flow
 from scalein.dtypes import F64, I64
 from scalein.ir.exprs import Agg, Col, Named, NamedAgg
-from scalein.ir.ops import Aggregate, Window
+from scalein.ir.ops import Aggregate
+from scalein.ir.windows import Window
 from tests import duck, oracle
 from tests.engines import DUCKDB, Engine, check, each_compiler, each_engine, every_engine, examples
 from tests.same import assert_same

@@ -21,9 +21,10 @@ from scalein.errors import BadData, ComputeError
 every_number_of_workers = pytest.mark.parametrize("workers", [1, 2])
 
 PROGRAM = """
-import itertools, sys, numpy as np, pyarrow as pa, scalein as si
+import itertools, signal, sys, threading, numpy as np, pyarrow as pa, scalein as si
 from scalein import col
-name, workers = sys.argv[1], int(sys.argv[2])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in background processes
+name, workers, in_thread = sys.argv[1], int(sys.argv[2]), len(sys.argv) > 3
 batch = pa.record_batch({"x": np.random.default_rng(1).integers(0, 10**6, 300_000), "t": np.arange(300_000)})
 flows = {
     "filter": lambda rows: rows.filter(col("x") > 10**7),
@@ -31,20 +32,43 @@ flows = {
     "many groups": lambda rows: rows.group_by(k=col("x") * 1000).agg(n=si.count()),
     "partitioned": lambda rows: rows.group_by("x", si.tumbling("t", 100)).agg(n=si.count()),
     "python": lambda rows: rows.map_batches(lambda b: b, batch.schema).group_by().agg(n=si.count()),
+    "sort": lambda rows: rows.sort("s"),
+    "quantile": lambda rows: rows.group_by().agg(q=col("v").quantile(0.5)),
+    "join": lambda rows: rows.head(10).join(rows.select("s", "v"), on="s", how="left"),
     "joined rows": lambda rows: rows.filter(col("x") + col("y") < 0),
     "joined groups": lambda rows: rows.group_by().agg(n=si.count()),
 }
+def texts(is_long):
+    rows = 2_000_000 if is_long else 2
+    values = np.random.default_rng(1).random(rows)
+    return pa.table({"s": pa.array(["the same beginning %s" % v for v in values.tolist()]), "v": values})
+if name in ("sort", "quantile", "join"):
+    long, short = texts(True), texts(False)
 def flow(is_long):
+    if name in ("sort", "quantile", "join"):
+        return flows[name](si.from_arrow(long if is_long else short))
     if not name.startswith("joined"):
         return flows[name](si.from_batches(itertools.repeat(batch, *([] if is_long else [3])), batch.schema))
     x = np.zeros(200_000 if is_long else 200, np.int64)  # 40 thousand million rows
     return flows[name](si.from_arrow(pa.table({"x": x})).join(pa.table({"x": x, "y": np.arange(len(x))}), on="x"))
 flow(is_long=False).collect(workers=workers)  # imports all that it needs: class bodies hide what interrupts them
-try:
-    print("started", flush=True)
-    flow(is_long=True).collect(workers=workers)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
+endless = flow(is_long=True)
+def run():
+    try:
+        print("started", flush=True)
+        while True:
+            endless.collect(workers=workers)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+if in_thread:
+    ended = threading.Event()  # not `join`: after Ctrl-C in it, Python 3.11 takes the thread for ended
+    threading.Thread(target=lambda: (run(), ended.set())).start()
+    try:
+        ended.wait()
+    except KeyboardInterrupt:
+        ended.wait()
+else:
+    run()
 """
 
 
@@ -53,8 +77,22 @@ except KeyboardInterrupt:
     "flow", ["filter", "one group", "many groups", "partitioned", "python", "joined rows", "joined groups"]
 )
 def test_ctrl_c_stops_a_run(flow: str, workers: int) -> None:
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, flow, str(workers)], text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)  # fmt: skip
+    _interrupt(flow, workers)
+
+
+@pytest.mark.parametrize("flow", ["sort", "quantile", "join"])
+def test_ctrl_c_stops_a_long_step(flow: str) -> None:
+    _interrupt(flow, 2)
+
+
+@pytest.mark.parametrize(("flow", "workers"), [("filter", 1), ("many groups", 2), ("sort", 2), ("joined rows", 2)])
+def test_ctrl_c_stops_a_run_in_another_thread(flow: str, workers: int) -> None:
+    _interrupt(flow, workers, "thread")
+
+
+def _interrupt(flow: str, workers: int, *where: str) -> None:
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, flow, str(workers), *where], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"

@@ -38,7 +38,14 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(len(places))
         return write(self, places, size)
 
+    append = SpillFile.append
+
+    def appended(self: SpillFile, data: memoryview) -> int:
+        seen.append(1)
+        return append(self, data)
+
     monkeypatch.setattr(SpillFile, "write", counted)
+    monkeypatch.setattr(SpillFile, "append", appended)
     return seen
 
 
@@ -89,6 +96,46 @@ def test_a_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwritev", full)
     with pytest.raises(ScaleinError, match="No space left"):
         si.from_arrow(table(120_000)).group_by("k").agg(n=si.count()).collect(workers=1, memory="1MB")
+
+
+def mixed(rows: int, keys: int, seed: int) -> pa.Table:
+    """Rows with few or many equal keys, nulls, NaN and both zeros; `i` is the row's number."""
+    rng = np.random.default_rng(seed)
+    numbers, floats = rng.integers(0, keys, rows), rng.integers(0, keys, rows).astype(float)
+    floats[rng.random(rows) < 0.1], floats[rng.random(rows) < 0.05] = np.nan, -0.0
+    texts = [f"the same beginning {n}" for n in numbers.tolist()]
+    return pa.table({
+        "a": pa.array(rng.integers(0, keys, rows), mask=rng.random(rows) < 0.2),
+        "f": pa.array(floats, mask=rng.random(rows) < 0.1),
+        "s": pa.array(texts, pa.string(), mask=rng.random(rows) < 0.1),
+        "i": np.arange(rows),
+        "l": pa.array([[n] * (n % 3) for n in numbers.tolist()], pa.list_(pa.int64())),
+    })
+
+
+@pytest.mark.parametrize("memory", [1, 20_000, 300_000, "1GB"])
+@pytest.mark.parametrize(("keys", "descending"), [(["a"], [False]), (["s", "f"], [True, False]),
+                                                  (["f", "a"], [True, True]), (["i"], [False])])  # fmt: skip
+@pytest.mark.parametrize("distinct", [1, 2000])
+def test_a_sort_larger_than_memory(keys: list[str], descending: list[bool], memory: int | str, distinct: int) -> None:
+    given = mixed(1500, distinct, len(keys))
+    flow = si.from_arrow(given.to_reader(max_chunksize=97)).sort(*keys, descending=descending)
+    got = flow.collect(memory=memory)
+    want = si.from_arrow(given).sort(*keys, descending=descending).collect()
+    assert_same(got, want, ordered=True)
+    assert got["i"].to_pylist() == want["i"].to_pylist()  # equal rows in the order of the input
+
+
+def test_a_sort_of_nothing_and_of_one_row() -> None:
+    for rows in (0, 1):
+        given = mixed(rows, 3, 1)
+        assert_same(si.from_arrow(given).sort("s").collect(memory=1), given, ordered=True)
+
+
+def test_a_sort_spills(written: list[int]) -> None:
+    batches = si.from_arrow(mixed(5000, 10, 1).to_reader(max_chunksize=100)).sort("a").batches(memory=50_000)
+    assert sum(batch.num_rows for batch in batches) == 5000
+    assert len(written) > 10
 
 
 @pytest.mark.parametrize("memory", ["", "lots", 0, -1, True, "0MB", 1.5])

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
+from scalein.cancellation import raise_if_cancelled
 from scalein.kernels import workers as workers_module
-from scalein.kernels.workers import ThreadPool, raise_if_cancelled, resident_threads, run_parallel
+from scalein.kernels.workers import ThreadPool, resident_threads, run_parallel
 from scalein.options import STARTUP_CPUS
 
 

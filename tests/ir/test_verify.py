@@ -11,8 +11,9 @@ from scalein import col
 from scalein.dtypes import BOOL, F64, I32, I64, STR
 from scalein.errors import InternalError
 from scalein.ir.exprs import Agg, Call, Col, Lit, Named, NamedAgg
-from scalein.ir.ops import Aggregate, Filter, Join, Limit, Op, OuterJoin, Project, Source, Union, Watermark, Window
+from scalein.ir.ops import Aggregate, Filter, Join, Limit, Op, OuterJoin, Project, Source, Union, Watermark
 from scalein.ir.verify import verify_ops
+from scalein.ir.windows import Window
 from tests.ir.plans import events, users
 
 SOURCE = events().op

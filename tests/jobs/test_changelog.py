@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
+from scalein.state import LogStore
 from scalein.testing import Stream, until
 from tests import oracle
 from tests.engines import examples
@@ -128,6 +131,42 @@ def test_a_window_that_slides_has_one_row_a_key_and_batch(tmp_path: Path) -> Non
         assert {(row["window_start"], row["n"]): row["op"] for row in found} == told
         assert len(found) == len(told)
         assert all(row["window_end"] == row["window_start"] + 12 for row in found)
+
+
+@pytest.mark.parametrize("is_indexed", [True, False])
+def test_windows_close_after_a_restart(is_indexed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the keys in the checkpoint; checkpoints of earlier versions have none, and the store is scanned."""
+    batches = [pa.record_batch({"t": [time] * 50, "k": list(range(50))}) for time in (0, 10, 20, 30, 100)]
+    scans: list[LogStore] = []
+    real = LogStore.scan
+
+    def scan(self: LogStore) -> pa.RecordBatchReader:
+        scans.append(self)
+        return real(self)
+
+    def run(allowed: int) -> int:
+        stream = Stream({"a": batches}, ends=False, allowed={"a": allowed})
+        flow = si.from_source(stream).with_watermark("t", 25).group_by("k", si.tumbling("t", 10)).agg(n=si.count())
+        job = flow.start(sink=si.to_memory(), emit="changes", checkpoint=tmp_path, every="1h", memory="64MB")
+        until(lambda: rows_in(job) == 50 * allowed, job)
+        job.stop()
+        (state,) = tmp_path.glob("state-*")
+        with LogStore.open(state, readonly=True) as store:
+            return len(store)
+
+    monkeypatch.setattr(LogStore, "scan", scan)
+    assert run(3) == 150
+    newest = sorted(tmp_path.glob("epoch-*.json"))[-1]
+    manifest = json.loads(newest.read_bytes().partition(b"\n")[0])
+    (files,) = [state["expiry"]["files"] for state in manifest["states"]]
+    assert files
+    if not is_indexed:
+        del manifest["states"][0]["expiry"]
+        text = json.dumps(manifest).encode()
+        newest.write_bytes(text + b"\n%08x\n" % zlib.crc32(text))
+    assert run(4) == 200  # no window closes yet
+    assert run(5) == 50
+    assert bool(scans) is not is_indexed
 
 
 @examples(2)

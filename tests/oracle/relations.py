@@ -13,6 +13,7 @@ from scalein.errors import BadData, ComputeError
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.printer import show_expr
+from scalein.ir.windows import Window
 from tests.oracle.aggregates import aggregate
 from tests.oracle.exprs import Failures, meaning
 from tests.oracle.values import Row, group_key, order_key, rows_of, table_of
@@ -226,7 +227,7 @@ def _read(op: ops.Source) -> list[Row]:
     return rows_of(op.data.read(), op.columns)  # type: ignore[attr-defined]
 
 
-def windows_of(window: ops.Window, time: int | None) -> list[tuple[int, int]]:
+def windows_of(window: Window, time: int | None) -> list[tuple[int, int]]:
     """The windows [k * every, k * every + size) that hold a time: none holds null."""
     if time is None:
         return []

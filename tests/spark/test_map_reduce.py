@@ -16,8 +16,8 @@ from scalein import col
 from scalein.dtypes import from_arrow_type
 from scalein.errors import NOWHERE, BadArgument
 from scalein.exec.fragments import cut, fragments
-from scalein.ir import ops
 from scalein.ir.functions.hashing import hash_value
+from scalein.ir.windows import Window
 from scalein.options import Options
 from scalein.spark import map_reduce as sides
 from scalein.spark import shuffle
@@ -93,7 +93,7 @@ def test_only_columns_that_are_read_are_shuffled() -> None:
 
 def test_slices_of_sliding_windows_are_shuffled_once() -> None:
     map_reduce, _ = map_reduce_of("sliding")
-    assert isinstance(map_reduce.window, ops.Window)
+    assert isinstance(map_reduce.window, Window)
     assert map_reduce.slice_size == 15_000_000
     assert map_reduce.shuffle_schema.names[:2] == ["s", "window_start"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalein.ir.ops.aggregate import Aggregate, Window
+from scalein.ir.ops.aggregate import Aggregate
 from scalein.ir.ops.base import Op
 from scalein.ir.ops.join import Join, OuterJoin, Union
 from scalein.ir.ops.order import By, Distinct, Limit, Sort
@@ -11,4 +11,4 @@ from scalein.ir.ops.source import Source
 from scalein.ir.ops.watermark import Watermark
 
 __all__ = ["Aggregate", "By", "Distinct", "Explode", "Filter", "Join", "Limit", "MapBatches", "Op", "OuterJoin",
-           "Project", "Sort", "Source", "Union", "Watermark", "Window"]
+           "Project", "Sort", "Source", "Union", "Watermark"]

@@ -1,6 +1,6 @@
-"""Groups of rows, and windows of time.
+"""Groups of rows.
 
-The result types of aggregates are in `ir/aggregates.py`, the length of slices in `passes/aggregate_layout.py`.
+The result types of aggregates are in `ir/aggregates.py`, windows in `ir/windows.py`.
 """
 
 from __future__ import annotations
@@ -18,28 +18,12 @@ from scalein.ir.internal_names import is_internal
 from scalein.ir.ops.base import Op, Unary
 from scalein.ir.ops.predicates import is_same_within_group, over
 from scalein.ir.physical import Node, Pipeline, WindowAggregate, identity
-from scalein.ir.printer import show_agg, show_named, show_window
+from scalein.ir.printer import show_agg, show_named
 from scalein.ir.stages import FilterStep
+from scalein.ir.windows import Window
 
 if TYPE_CHECKING:
     from scalein.ir.passes.physicalize import Planner
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Half-open windows [k*every, k*every + size), aligned to the epoch, in units of the time column.
-
-    Tumbling is `every == size`. `size` is a multiple of nothing in particular: the slices that windows
-    share are gcd(size, every) long.
-    """
-
-    time: Expr
-    size: int
-    every: int
-
-    @property
-    def is_tumbling(self) -> bool:
-        return self.size == self.every
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,14 +61,14 @@ class Aggregate(Unary):
         return replace(self, keys=keys, window=window, aggs=aggs)
 
     def _detail(self) -> str:
-        by = [show_named(key) for key in self.keys] + ([show_window(self.window)] if self.window is not None else [])
+        by = [show_named(key) for key in self.keys] + ([str(self.window)] if self.window is not None else [])
         aggs = ", ".join(show_agg(named.agg) if is_internal(named.name) else f"{named.name} = {show_agg(named.agg)}"
                          for named in self.aggs)
         return (f"by {', '.join(by)}" if by else "all") + (f": {aggs}" if aggs else "")
 
     def wrong(self) -> Iterator[str]:
-        if self.window is not None and (self.window.size <= 0 or self.window.every <= 0):
-            yield f"a window of {self.window.size} every {self.window.every}"
+        if self.window is not None:
+            yield from self.window.wrong()
         for agg in (named.agg for named in self.aggs):
             if agg.dtype is None:
                 yield f"aggregate {agg.fn} has no type"

@@ -8,15 +8,13 @@ the count of every column that cannot be null.
 
 from __future__ import annotations
 
-from math import gcd
-
-from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Named, NamedAgg, type_of
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
+from scalein.ir.windows import Window
 
 
-def aggregate_table(keys: tuple[Named, ...], window: ops.Window | None, aggs: tuple[NamedAgg, ...]) -> Table:
+def aggregate_table(keys: tuple[Named, ...], window: Window | None, aggs: tuple[NamedAgg, ...]) -> Table:
     """count, sum(x), mean(x) -> [rows, valid(x), sum(x)] and three outputs."""
     accs: dict[Acc, int] = {Acc(AccKind.ROWS): 0}  # with their numbers
 
@@ -34,7 +32,7 @@ def aggregate_table(keys: tuple[Named, ...], window: ops.Window | None, aggs: tu
         outputs=outputs,
         slicing=Slicing.NONE if window is None else Slicing.KEY,
         window=window,
-        slice_size=0 if window is None else gcd(window.size, window.every),
+        slice_size=0 if window is None else window.slice_size,
     )
 
 

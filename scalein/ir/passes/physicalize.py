@@ -19,6 +19,7 @@ from scalein.ir.passes.host_steps import HostSteps
 from scalein.ir.physical import Node, Pipeline, identity
 from scalein.ir.rewrite import walk_ops
 from scalein.ir.tables import Table
+from scalein.ir.windows import Window
 
 
 def physicalize(root: ops.Op) -> Node:
@@ -47,7 +48,7 @@ class Planner:
     def join_number(self) -> int:
         return next(self._joins)
 
-    def table(self, keys: tuple[Named, ...], window: ops.Window | None, aggs: tuple[NamedAgg, ...]) -> Table:
+    def table(self, keys: tuple[Named, ...], window: Window | None, aggs: tuple[NamedAgg, ...]) -> Table:
         """The state of an aggregation."""
         return aggregate_table(keys, window, aggs)
 

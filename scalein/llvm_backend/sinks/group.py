@@ -178,7 +178,7 @@ def _check_limits(given: Rows, table: Table, slices: Slices) -> None:
     code, f, b = given.code, given.code.f, given.code.f.b
     assert table.window is not None
     low, high = type_of(table.window.time).int_range()
-    size, step = table.window.size // table.slice_size, table.window.every // table.slice_size
+    size, step = table.window_slices, table.window_step
     margin = size + step
     near = b.or_(b.icmp_signed("<", slices.least, const(low // table.slice_size + margin)),
                  b.icmp_signed(">", slices.greatest, const(high // table.slice_size - margin)))

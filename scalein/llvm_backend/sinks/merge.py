@@ -97,7 +97,7 @@ def _is_live(code: Code, sink: Merge, record: ir.Value) -> ir.Value:
     slice_ = start = b.load(f.byte_at(record, table.layout.offset("slice")), typ=I64)
     if sink.slide:
         start = _window_of(code, table, slice_)
-        covered = b.add(start, const(table.window.size // table.slice_size))
+        covered = b.add(start, const(table.window_slices))
         live = b.and_(live, b.icmp_signed(">", covered, slice_))
     inside = b.and_(b.icmp_signed(">=", start, f.slot("range.first")), b.icmp_signed("<=", start, f.slot("range.last")))
     return b.and_(live, inside)
@@ -106,10 +106,8 @@ def _is_live(code: Code, sink: Merge, record: ir.Value) -> ir.Value:
 def _window_of(code: Code, table: Table, slice_: ir.Value) -> ir.Value:
     """First slice of the window `slide.back` steps before the newest that may hold `slice_`."""
     f, b = code.f, code.f.b
-    assert table.window is not None
-    step = table.window.every // table.slice_size
-    newest = floor_divide(f, slice_, step)
-    return b.mul(b.sub(newest, f.slot("slide.back")), const(step))
+    newest = floor_divide(f, slice_, table.window_step)
+    return b.mul(b.sub(newest, f.slot("slide.back")), const(table.window_step))
 
 
 def _keys(code: Code, sink: Merge, block: Block, source: ir.Value, start: ir.Value) -> tuple[KeyBlock, ir.Value | None]:

@@ -32,6 +32,7 @@ from scalein.ir.exprs import Call, Col, Expr, Lit, NamedAgg, type_of
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import stream_path
 from scalein.ir.tables import AccKind
+from scalein.ir.windows import Window
 from scalein.spark.batch.catalyst_calls import literal, spark_call, spark_type, unless
 from scalein.spark.batch.filters import push_to_spark, quote_name
 from scalein.spark.types import spark_arrow_schema, spark_schema, to_spark
@@ -168,7 +169,7 @@ def _grouped(state: ops.Aggregate, rows: DataFrame, columns: Columns) -> DataFra
                            for column, field in zip(found, types, strict=True)))
 
 
-def _window_start(window: ops.Window, columns: Columns, at: SourceLoc) -> Column | None:
+def _window_start(window: Window, columns: Columns, at: SourceLoc) -> Column | None:
     """The start of a row's window, by a column; None if windows overlap."""
     from pyspark.sql import functions
 
@@ -183,7 +184,7 @@ def _window_start(window: ops.Window, columns: Columns, at: SourceLoc) -> Column
     return unless(time < _LEAST + window.size, start, "a window begins before the least time", at)
 
 
-def _window_end(window: ops.Window, start: Column, at: SourceLoc) -> Column:
+def _window_end(window: Window, start: Column, at: SourceLoc) -> Column:
     from pyspark.sql import functions
 
     dtype = type_of(window.time)

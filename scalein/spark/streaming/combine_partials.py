@@ -61,7 +61,7 @@ class Combiner:
         columns = [rows.column(name) for name in names]
         if table.window is not None:
             start = rows.column("window_start")
-            columns += [start, _window_ends(start, table.window.size)]
+            columns += [start, _window_ends(start, table.window_slices * table.slice_size)]
         for output in table.outputs:
             # The second phase numbers accumulators from 1: its own first one counts its rows.
             numbers = [number - 1 for number in output.accs]

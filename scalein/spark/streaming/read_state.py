@@ -28,6 +28,7 @@ from scalein.ir.partials import two_phase
 from scalein.ir.physical import Scan, WindowAggregate
 from scalein.ir.printer import aggregate_texts
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
+from scalein.ir.windows import Window
 from scalein.options import Options
 from scalein.spark.streaming.event_time import least_open
 from scalein.spark.streaming.manifest import Manifests
@@ -73,7 +74,7 @@ def describe_state(plan: StreamPlan) -> Json:
     """The description of a flow's state in a manifest; None if it has none."""
     if plan.mode == "rowwise":
         return None
-    window: Json = None if plan.window is None else [plan.window.size, plan.window.every]
+    window: Json = None if plan.window is None else [*plan.window.to_json()]
     description: dict[str, Json] = {"mode": plan.mode, "kind": plan.map_reduce.kind, "window": window,
                                     "slices": plan.slice_column,
                                     "columns": _schema_text(plan.state_schema)}
@@ -167,7 +168,7 @@ def _group(state: dict[str, Json], window: list[int] | None, columns: pa.Schema)
                     for field, (_, fn, numbers) in zip(results, map(as_list, as_list(state["outputs"])), strict=True))
     key_columns = tuple(Key(field.name, from_arrow_type(field.type), field.nullable) for field in keys
                         if window is None or field.name != "window_start")
-    window_op = None if window is None else ops.Window(Col("window_start", typed["window_start"], False), *window)
+    window_op = None if window is None else Window(Col("window_start", typed["window_start"], False), *window)
     table = Table(key_columns, tuple(accs), outputs, Slicing.NONE if window_op is None else Slicing.KEY, window_op,
                   0 if window is None else gcd(*window))
     source = ops.Source("partials", columns, tuple(columns.names))
@@ -191,7 +192,7 @@ def _aggregate(description: dict[str, Json], window: list[int] | None, columns: 
         agg = Agg(as_text(fn), tuple(map(column, as_list(args))), from_arrow_type(result.type), result.nullable,
                   tuple(as_list(params)))
         aggs.append(NamedAgg(result.name, agg))
-    window_op = None if window is None else ops.Window(column(description["time"]), *window)
+    window_op = None if window is None else Window(column(description["time"]), *window)
     return ops.Aggregate(placeholder(rows), keys, window_op, tuple(aggs))
 
 

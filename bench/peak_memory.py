@@ -1,0 +1,154 @@
+"""Peak memory of runs under `memory=`: each case in a process of its own, over files that are not held in memory.
+
+`python -m bench.peak_memory [--memory 256MB] [--workers N] [case ...]` prints, for each case, the peak RSS above that
+of the process just before the run, and the seconds it took. Results are consumed batch by batch. `--memory none` sets
+no limit. The files are written once, into a folder of the system's temporary directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+FOLDER = Path(tempfile.gettempdir()) / "scalein-peak-memory"
+CHUNK = 1 << 20
+MB = 10**6
+
+
+def _number_rows(rows: int, seed: int) -> Iterator[pa.Table]:
+    """`k`: as many keys as rows, in random order; `few`: 1,000 keys; `some`: 100,000; `v`: random values; `s`: the key
+    as text; `t`: the row's number.
+    """
+    rng = np.random.default_rng(seed)
+    for start in range(0, rows, CHUNK):
+        size = min(CHUNK, rows - start)
+        numbers = np.arange(start, start + size, dtype=np.uint64)
+        k = (numbers * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(8)).astype(np.int64)
+        text = pc.binary_join_element_wise("key-number", pa.array(k).cast(pa.string()), "-")
+        yield pa.table({"k": k, "few": rng.integers(0, 1000, size), "some": rng.integers(0, 100_000, size),
+                        "v": rng.random(size), "s": text, "t": numbers.astype(np.int64)})
+
+
+def _long_texts(rows: int, seed: int) -> Iterator[pa.Table]:
+    """`k`: the row's number, in random order; `few`: 10 keys; `s`: a text of 1 MB."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(rows)
+    for number, k in enumerate(order.tolist()):
+        text = rng.integers(97, 123, MB, dtype=np.uint8).tobytes().decode()
+        yield pa.table({"k": [k], "few": [number % 10], "s": [text]})
+
+
+FILES: dict[str, Callable[[], Iterator[pa.Table]]] = {
+    "rows20": lambda: _number_rows(20_000_000, 1),
+    "rows10": lambda: _number_rows(10_000_000, 2),
+    "texts": lambda: _long_texts(1000, 3),
+}
+
+
+def _cases() -> dict[str, tuple[str, Callable[[Any], Any]]]:
+    import scalein as si
+    from scalein import col
+
+    def table(name: str) -> Any:
+        return si.read_parquet(str(FOLDER / f"{name}.parquet"))
+
+    return {
+        "text keys": ("rows20", lambda f: f.group_by("s").agg(n=si.count(), v=col("v").sum())),
+        "quantile": ("rows10", lambda f: f.group_by("some").agg(q=col("v").quantile(0.9))),
+        "quantile of few groups": ("rows10", lambda f: f.group_by("few").agg(q=col("v").quantile(0.9))),
+        "quantile of all": ("rows10", lambda f: f.group_by().agg(q=col("v").quantile(0.9))),
+        "collect": ("rows10", lambda f: f.group_by("some").agg(x=col("v").collect())),
+        "collect text": ("rows10", lambda f: f.group_by("some").agg(x=col("s").collect())),
+        "n_unique": ("rows10", lambda f: f.group_by("some").agg(n=col("k").n_unique())),
+        "n_unique text": ("rows10", lambda f: f.group_by("some").agg(n=col("s").n_unique())),
+        "n_unique of few groups": ("rows10", lambda f: f.group_by("few").agg(n=col("k").n_unique())),
+        "sort": ("rows10", lambda f: f.sort("k")),
+        "sort by text": ("rows10", lambda f: f.sort("s")),
+        "join": ("rows10", lambda f: f.select("k", "few").join(table("rows10").select("k", "v", "t"), on="k")),
+        "join text": ("rows10", lambda f: f.select("k", "s").join(table("rows10").select("s", "v"), on="s")),
+        "distinct": ("rows10", lambda f: f.select("k").distinct()),
+        "distinct text": ("rows10", lambda f: f.select("s").distinct()),
+        "long texts: sort": ("texts", lambda f: f.sort("k")),
+        "long texts: max": ("texts", lambda f: f.group_by("few").agg(m=col("s").max())),
+        "long texts: key": ("texts", lambda f: f.group_by("s").agg(n=si.count())),
+        "long texts: collect": ("texts", lambda f: f.group_by("k").agg(x=col("s").collect())),
+        "long texts: join": ("texts", lambda f: f.select("k", "few").join(table("texts").select("k", "s"), on="k")),
+        "long texts: n_unique": ("texts", lambda f: f.group_by("few").agg(x=col("s").n_unique())),
+    }
+
+
+def _status(field: str) -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
+
+
+def run_case(name: str, memory: str | None, workers: int | None) -> dict[str, float]:
+    """Run a case in this process."""
+    file, make = _cases()[name]
+    import scalein as si
+
+    path = FOLDER / f"{file}.parquet"
+    sample = pq.ParquetFile(path).schema_arrow.empty_table()
+    list(make(si.from_arrow(sample)).batches(memory=memory)) if "join" not in name else None
+    with open("/proc/self/clear_refs", "w") as clear:  # VmHWM starts again
+        clear.write("5")
+    before, started, rows = _status("VmRSS"), time.perf_counter(), 0
+    for batch in make(si.read_parquet(str(path))).batches(memory=memory, workers=workers):
+        rows += batch.num_rows
+    return {"rows": rows, "seconds": time.perf_counter() - started, "before": before / MB,
+            "peak": (_status("VmHWM") - before) / MB, "after": (_status("VmRSS") - before) / MB}
+
+
+def write_files() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, tables in FILES.items():
+        path = FOLDER / f"{name}.parquet"
+        if path.exists():
+            continue
+        writer = None
+        for table in tables():
+            writer = writer or pq.ParquetWriter(path.with_suffix(".part"), table.schema)
+            writer.write_table(table, row_group_size=CHUNK // 8)
+        assert writer is not None
+        writer.close()
+        path.with_suffix(".part").rename(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*")
+    parser.add_argument("--memory", default="256MB")
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--child", action="store_true")
+    given = parser.parse_args()
+    memory = None if given.memory == "none" else given.memory
+    if given.child:
+        print(json.dumps(run_case(given.cases[0], memory, given.workers)))
+        return
+    write_files()
+    for name in given.cases or _cases():
+        command = [sys.executable, "-m", "bench.peak_memory", "--child", "--memory", given.memory]
+        command += ["--workers", str(given.workers)] if given.workers else []
+        done = subprocess.run([*command, name], capture_output=True, text=True)
+        if done.returncode:
+            print(f"{name:24} failed: {done.stderr.strip().splitlines()[-1] if done.stderr else done.returncode}")
+            continue
+        found = json.loads(done.stdout)
+        print(f"{name:24} peak {found['peak']:6.0f} MB above {found['before']:4.0f}   after {found['after']:5.0f}"
+              f"   {found['seconds']:6.1f} s   {found['rows']:,.0f} rows", flush=True)
+
+
+if __name__ == "__main__":
+    main()
