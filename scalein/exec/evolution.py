@@ -34,7 +34,7 @@ from scalein.ir.exprs import Agg, Expr, NamedAgg, columns
 from scalein.ir.partials import StateColumns, columns_of, empty_value, fits, has_parts, width
 from scalein.ir.passes.loosen import loosen
 from scalein.ir.passes.null_on_error import as_written
-from scalein.ir.printer import show_agg, show_named, show_window
+from scalein.ir.printer import show_agg, show_named
 from scalein.ir.tables import Table
 from scalein.layout import MAX_KEYS, MAX_VALUES
 from scalein.state.migration import Migration
@@ -254,7 +254,7 @@ def _by(state: ops.Aggregate) -> str:
     """Keys and window of an aggregation."""
     written = as_written(state.with_inputs((cutting.placeholder(state.input.schema),)))
     assert isinstance(written, ops.Aggregate)
-    by = [*map(show_named, written.keys), *([] if written.window is None else [show_window(written.window)])]
+    by = [*map(show_named, written.keys), *([] if written.window is None else [str(written.window)])]
     exprs = [key.expr for key in state.keys] + ([] if state.window is None else [state.window.time])
     return f"{', '.join(by) or 'all'}  over {_over(state, exprs)!r}"
 
