@@ -49,6 +49,7 @@ from scalein.options import Options
 
 if TYPE_CHECKING:
     from scalein.api.graph import Graph
+    from scalein.api.start import FlowOutput
     from scalein.connectors.sinks.file_writers import WriteFormat
     from scalein.jobs.job import Job
 
@@ -573,11 +574,25 @@ class Flow(ForeignNames):
         {'x': [2, 3]}
         """
         at = here(self.op.at)
-        from scalein.api.start import start
+        from scalein.api.start import start_one
 
-        return start(self.op, data, sink, checkpoint, savepoint, None if bootstrap is None else _as_op(bootstrap),
-                     every, emit, late, on_error, max_rows_per_second, until, restarts, evolve,
-                     Options.make(workers=workers, memory=memory, at=at), at)
+        return start_one(self.op, data, sink, checkpoint, savepoint, None if bootstrap is None else _as_op(bootstrap),
+                         every, emit, late, on_error, max_rows_per_second, until, restarts, evolve,
+                         Options.make(workers=workers, memory=memory, at=at), at)
+
+    def to(self, sink: object) -> FlowOutput:
+        """The flow with a sink for its results, as an output of a job with several: `si.start(a.to(x), b.to(y))`.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> rows = si.to_memory()
+        >>> si.start(si.from_arrow(pa.table({"x": [1, 2]})).to(rows)).wait()
+        True
+        >>> rows.table().to_pydict()
+        {'x': [1, 2]}
+        """
+        from scalein.api.start import flow_output
+
+        return flow_output(self.op, sink, here(self.op.at))
 
     def explain(self, level: str = "logical", *, verbose: bool = False, analyze: bool = False) -> str:
         """The plan as text: "logical", "fused" (stages and kernels), "llvm" or "asm".

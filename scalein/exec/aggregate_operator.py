@@ -59,7 +59,7 @@ class AggregateOperator:
                         or tuple(fragment.before.schema)[:1])
         self._names = fields.names
         self._late = None if self._window is None else Lateness(
-            fragment, self._window, context.delay, fragment.before.schema.names if context.keeps_late else self._names)
+            fragment, self._window, fragment.before.schema.names if context.keeps_late else self._names)
         self._checked_op = over(fragment.op, fragment.before, placeholder(fields))
         # Failing rows are removed before the late-row check and before they reach state.
         self._check = None if context.failed is None else FragmentRunner(
@@ -133,6 +133,14 @@ class AggregateOperator:
 
     next_end: int | None = None
     due: int | None = None
+    is_done = emits_changes = defers_results = False
+
+    def promise(self, watermark: int) -> int | None:
+        """No window to come begins before the first one that is open; groups without one come at the end."""
+        return None if self._late is None else self._late.least_open(watermark)
+
+    def deferred(self) -> Batches:
+        return []
 
     def close(self) -> None:
         pass

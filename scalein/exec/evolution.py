@@ -17,9 +17,10 @@ stays as long as an epoch names it.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from scalein.dtypes import Schema
@@ -82,7 +83,7 @@ class Resumed:
     """What an operator begins with."""
 
     state: Json  # of an epoch; None: nothing
-    folder: str
+    folder: int
     name: str = ""
     layout: Layout | None = None  # of an aggregation that an epoch will record
     holds_rows: bool = False  # an aggregation holds rows instead of partial groups
@@ -92,10 +93,9 @@ class Resumed:
     @property
     def record(self) -> Json:
         """What an epoch says of it besides its content."""
-        return {"name": self.name, "folder": self.folder, "layout": None if self.layout is None
-                else self.layout.to_json()}  # fmt: skip
+        return {"name": self.name, "layout": None if self.layout is None else self.layout.to_json()}
 
-NOTHING = Resumed(None, "")
+NOTHING = Resumed(None, -1)
 
 
 @dataclass(frozen=True)
@@ -105,43 +105,59 @@ class _Old:
     state: Json
     step: str
     name: str
-    folder: str
+    folder: int
     layout: Layout | None
 
 
-def states_of(epoch: dict[str, Json]) -> list[tuple[str, Json]]:
-    """The states of an epoch, each with its folder."""
-    return [(old.folder, old.state) for old in _old_states(epoch)]
+def folder_name(number: int) -> str:
+    return f"state-{number}"
 
 
-def remove_unnamed(folder: Path, named: Iterable[str]) -> None:
+def states_by_folder(epoch: dict[str, Json]) -> dict[int, Json]:
+    """The states of an epoch by the numbers of their folders."""
+    return dict(zip(_folders(epoch), as_list(epoch["states"]), strict=True))
+
+
+def _folders(epoch: dict[str, Json]) -> list[int]:
+    """The number of the folder of each state."""
+    count = len(as_list(epoch["states"]))
+    found = [as_int(each) for each in as_list(epoch.get("folders", [*range(count)]))]
+    if len(found) != count or len(set(found)) != count:
+        raise ValueError(f"{count} states in the folders {found}")
+    return found
+
+
+def remove_unnamed(folder: Path, named: Iterable[int]) -> None:
     """Remove state of earlier flows that no epoch names any more; what cannot be removed is left."""
-    wanted = set(named)
+    wanted = set(map(folder_name, named))
     for path in folder.glob(_FOLDERS):
         if path.name not in wanted:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def resume(root: ops.Op, epoch: dict[str, Json] | None, folder: Path | None, emit: str, evolve: bool,
-           at: SourceLoc) -> tuple[ops.Op, list[Resumed]]:
-    """What each fragment of a flow begins with, and the flow, in which aggregates that began later may be null.
+def resume(roots: Sequence[ops.Op], epoch: dict[str, Json] | None, numbers: list[list[int]], folder: Path | None,
+           emit: str, evolve: bool, at: SourceLoc) -> tuple[Sequence[ops.Op], list[Resumed]]:
+    """What each fragment of a job begins with, and its flows, in which aggregates that began later may be null.
 
-    `folder` is that of the checkpoint, None without one: then nothing is recorded. Raises `BadArgument` with the
-    difference if the state of the epoch does not fit.
+    `numbers` has the states of the epoch that each flow had; `folder` is that of the checkpoint, None without one: then
+    nothing is recorded. Raises `BadArgument` with the difference if the state of the epoch does not fit.
     """
-    path = cutting.fragments(cutting.cut(root))
-    _check_names(path)
+    edges = cutting.cut_together(roots, emit)
+    path = cutting.fragments(edges)
+    own = [_stateful(number, path, edges) for number in range(len(roots))]
+    for each in own:
+        _check_names([path[k] for k in each])
     if folder is None:
-        return root, _unrecorded(path, emit)
-    found = _matched(path, epoch, evolve, at)
-    taken = {old.folder for old in found if old is not None}
+        return roots, _unrecorded(path, emit)
+    found = {} if epoch is None else _matched_outputs(path, own, _old_states(epoch), numbers, evolve, at)
+    taken = {old.folder for old in found.values()}
     resumed: list[Resumed] = []
-    for number, old in enumerate(found):
-        fragment = path[number]
+    for number, fragment in enumerate(path):
         if fragment.state is None:
             resumed.append(NOTHING)
             continue
-        fresh = next(name for name in _names() if name not in taken and not (folder / name).exists())
+        old = found.get(number)
+        fresh = next(each for each in count() if each not in taken and not (folder / folder_name(each)).exists())
         if not isinstance(fragment.state, ops.Aggregate):
             new = Resumed(None, fresh) if old is None else Resumed(old.state, old.folder)
         else:
@@ -149,33 +165,35 @@ def resume(root: ops.Op, epoch: dict[str, Json] | None, folder: Path | None, emi
             looser = {each.name for each in fragment.state.aggs
                       if since.get(each.name) and not each.agg.nullable and not AGGREGATES[each.agg.fn].never_null}
             if looser and not (old is not None and old.layout is not None and old.layout.holds_rows):
-                root = loosen(root, partial(_nullable, fragment.state, looser))
-                path = cutting.fragments(cutting.cut(root))
+                roots = loosen(roots, partial(_nullable, fragment.state, looser))
+                path[:] = cutting.fragments(cutting.cut_together(roots, emit))
                 fragment = path[number]
             new = _aggregate(fragment, old, since, fresh, folder, _emit_of(fragment, emit), at)
         taken.add(new.folder)
-        assert fragment.state is not None
-        resumed.append(replace(new, name=fragment.state.name))
-    return root, resumed
+        resumed.append(replace(new, name=_name(fragment)))
+    return roots, resumed
+
+
+def _stateful(output: int, path: list[Fragment], edges: list[cutting.SourceEdge]) -> list[int]:
+    """The numbers of the fragments with state that an output depends on."""
+    end = next(fragment for fragment in path if output in fragment.outputs)
+    return [path.index(each) for each in cutting.upstream(end, edges) if each.state is not None]
+
+
+def _name(fragment: Fragment) -> str:
+    return str(getattr(fragment.state, "name", ""))
 
 
 def _unrecorded(path: list[Fragment], emit: str) -> list[Resumed]:
     """What each fragment begins with, in a job without a checkpoint."""
-    return [Resumed(None, f"state-{number}", holds_rows=isinstance(fragment.state, ops.Aggregate)
+    return [Resumed(None, number, holds_rows=isinstance(fragment.state, ops.Aggregate)
                     and _holds_rows(_table(fragment), None, _emit_of(fragment, emit)))
             for number, fragment in enumerate(path)]
 
 
 def _emit_of(fragment: Fragment, emit: str) -> str:
     """Only the last aggregation emits changes."""
-    return emit if fragment.then is None else "final"
-
-
-def _names() -> Iterator[str]:
-    number = 0
-    while True:
-        yield f"state-{number}"
-        number += 1
+    return "final" if fragment.consumers else emit
 
 
 # --- which state is whose
@@ -183,55 +201,64 @@ def _names() -> Iterator[str]:
 
 def _check_names(path: list[Fragment]) -> None:
     seen: set[str] = set()
-    for state in (fragment.state for fragment in path if fragment.state is not None and fragment.state.name):
-        if state.name in seen:
-            raise BadArgument("two steps of a flow have the same name", at=state.at, found=repr(state.name))
-        seen.add(state.name)
+    for fragment in path:
+        if (name := _name(fragment)) in seen:
+            raise BadArgument("two steps of a flow have the same name", at=fragment.op.at, found=repr(name))
+        seen |= {name} - {""}
 
 
 def _old_states(epoch: dict[str, Json]) -> list[_Old]:
     states, steps = as_list(epoch["states"]), [as_text(each) for each in as_list(epoch["steps"])]
     if len(states) != len(steps) or None in states:
         raise ValueError(f"{len(states)} states of {len(steps)} steps")
-    records: list[Json] = [{"name": "", "folder": f"state-{number}", "layout": None} for number in range(len(states))]
+    records: list[Json] = [{"name": "", "layout": None} for _ in states]
     found = []
     # Manifests of earlier versions have no records.
-    for state, step, given in zip(states, steps, as_list(epoch.get("operators", records)), strict=True):
+    for state, step, folder, given in zip(states, steps, _folders(epoch), as_list(epoch.get("operators", records)),
+                                          strict=True):
         record = as_map(given)
-        layout, place = record["layout"], as_text(record["folder"])
-        if not place.startswith("state-") or not place.removeprefix("state-").isdigit():
-            raise ValueError(f"a state in {place!r:.100}")
-        found.append(_Old(state, step, as_text(record["name"]), place,
+        layout = record["layout"]
+        found.append(_Old(state, step, as_text(record["name"]), folder,
                           None if layout is None else Layout.from_json(layout)))
     return found
 
 
-def _matched(path: list[Fragment], epoch: dict[str, Json] | None, evolve: bool, at: SourceLoc) -> list[_Old | None]:
-    """The state of each fragment: by name, then by order."""
-    if epoch is None:
-        return [None] * len(path)
-    olds, states = _old_states(epoch), [fragment.state for fragment in path]
+def _matched_outputs(path: list[Fragment], own: list[list[int]], olds: list[_Old], numbers: list[list[int]],
+                     evolve: bool, at: SourceLoc) -> dict[int, _Old]:
+    """The state of each fragment, by its number; outputs may share some."""
+    found: dict[int, _Old] = {}
+    for fragments, states in zip(own, numbers, strict=True):
+        if any(not 0 <= number < len(olds) for number in states):
+            raise ValueError(f"the states {states} of {len(olds)}")
+        mine = _matched([path[k] for k in fragments], [olds[number] for number in states], evolve, at)
+        for k, old in ((fragments[k], old) for k, old in mine.items()):
+            if found.setdefault(k, old) is not old or sum(other is old for other in found.values()) > 1:
+                raise BadArgument("outputs of this job share other steps than when the checkpoint was written", at=at,
+                                  step=old.step, hint=HINT)
+    return found
+
+
+def _matched(path: list[Fragment], olds: list[_Old], evolve: bool, at: SourceLoc) -> dict[int, _Old]:
+    """The state of each fragment with state of an output: by name, then by order."""
     named = {old.name: old for old in olds if old.name}
-    found: dict[int, _Old] = {k: named[state.name] for k, state in enumerate(states)
-                              if state is not None and state.name in named}
+    found = {k: named[_name(fragment)] for k, fragment in enumerate(path) if _name(fragment) in named}
     rest = [old for old in olds if not old.name]
-    left = [k for k, state in enumerate(states) if state is not None and k not in found]
+    left = [k for k in range(len(path)) if k not in found]
     if len(left) != len(rest):  # steps with a new name are new ones; else they have got their name now
-        left = [k for k in left if not getattr(states[k], "name", "")]
+        left = [k for k in left if not _name(path[k])]
     if len(left) != len(rest) and ((left and rest) or not found):
-        now = [signature(fragment) for fragment in path if fragment.state is not None]
-        raise _differs([old.step for old in olds], now, at,
+        raise _differs([old.step for old in olds], list(map(signature, path)), at,
                        f"{HINT}; steps with names (flow.named) may be added, dropped and moved")
     found |= dict(zip(left, rest, strict=False))
     for k, old in found.items():
         if not _fits(path[k], old):
             raise _differs([old.step], [signature(path[k])], at)
-    dropped = [old.step for old in olds if old not in found.values()]
-    added = [signature(fragment) for k, fragment in enumerate(path) if fragment.state is not None and k not in found]
+    dropped = [old.step for old in olds if not any(each is old for each in found.values())]
+    added = [signature(fragment) for k, fragment in enumerate(path) if k not in found]
     if (dropped or added) and not evolve:
         raise _differs(dropped, added, at, "evolve=True goes on: steps that were added begin empty, and the state of "
                        "those that were dropped is ignored")
-    return [found.get(k) for k in range(len(path))]
+    return found
 
 
 def _fits(fragment: Fragment, old: _Old) -> bool:
@@ -308,7 +335,7 @@ def _nullable(state: ops.Aggregate, names: set[str], op: ops.Op) -> ops.Op:
                                   for each in op.aggs))  # fmt: skip
 
 
-def _aggregate(fragment: Fragment, old: _Old | None, since: dict[str, int], fresh: str, folder: Path, emit: str,
+def _aggregate(fragment: Fragment, old: _Old | None, since: dict[str, int], fresh: int, folder: Path, emit: str,
                at: SourceLoc) -> Resumed:
     """What an aggregation begins with."""
     table, state = _table(fragment), fragment.state
@@ -344,7 +371,7 @@ def _aggregate(fragment: Fragment, old: _Old | None, since: dict[str, int], fres
             else:
                 names[column.name] = column.name.replace(f"#acc{group}", f"#acc{source}", 1)
     return Resumed(old.state, fresh, layout=layout, columns=columns,
-                   migration=Migration(folder / old.folder, names, empty))
+                   migration=Migration(folder / folder_name(old.folder), names, empty))
 
 
 def _holds_rows(table: Table, held: StateColumns | None, emit: str) -> bool:
@@ -387,7 +414,7 @@ def _columns(table: Table, aggs: dict[str, HeldAggregate], before: Layout,
 # --- rows
 
 
-def _with_rows(fragment: Fragment, old: _Old | None, aggs: tuple[HeldAggregate, ...], fresh: str, folder: Path,
+def _with_rows(fragment: Fragment, old: _Old | None, aggs: tuple[HeldAggregate, ...], fresh: int, folder: Path,
                at: SourceLoc) -> Resumed:
     state = fragment.state
     assert isinstance(state, ops.Aggregate)
@@ -404,7 +431,7 @@ def _with_rows(fragment: Fragment, old: _Old | None, aggs: tuple[HeldAggregate, 
         raise BadArgument("this flow needs columns of rows that came before, and its checkpoint does not have them",
                           at=at, found=", ".join(missing), checkpoint=", ".join(old.layout.held), hint=HINT)
     return Resumed(old.state, fresh, layout=layout, holds_rows=True,
-                   migration=Migration(folder / old.folder, {}, {}))
+                   migration=Migration(folder / folder_name(old.folder), {}, {}))
 
 
 def _needs_rows(state: ops.Aggregate, table: Table, at: SourceLoc) -> BadArgument:

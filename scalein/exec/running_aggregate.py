@@ -53,6 +53,7 @@ class RunningAggregate(Partial):
 
     def __init__(self, fragment: Fragment, context: Context, root: Node, state: Json, emit: str) -> None:
         super().__init__(fragment, context, root, is_told=emit == "changes")
+        self.emits_changes = emit == "changes"
         self.changes = Changelog(fragment, self._two.final, context) if emit == "changes" else None
         keys = self._two.keys
         key = keys.arrow if keys.names else pa.schema([pa.field(_ONE, pa.int8(), False)])
@@ -182,7 +183,7 @@ class RunningAggregate(Partial):
         """Of windows that slide, a row may come after some that it is in have closed: see `window_close.py`."""
         if self._window is None or not self._slides:
             return None
-        return -FOREVER if self._first_open == -FOREVER else self._window.end_of(self._first_open) + self._context.delay
+        return -FOREVER if self._first_open == -FOREVER else self._window.end_of(self._first_open)
 
     def advance(self, watermark: int) -> Batches:
         """Windows of a changelog are dropped when they close."""

@@ -49,7 +49,7 @@ class WindowCloser(AggregateOperator):
         """
         if self._window is None or self._window.is_tumbling:
             return None
-        return -FOREVER if self._closed == -FOREVER else self._window.first_open_end(self._closed) + self._context.delay
+        return -FOREVER if self._closed == -FOREVER else self._window.first_open_end(self._closed)
 
     @property
     def state_bytes(self) -> int:

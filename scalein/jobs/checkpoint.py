@@ -128,10 +128,7 @@ class Checkpoint:
                 continue
             if damaged is not None:
                 warn(f"the newest checkpoint is damaged, going back to epoch {number}: {damaged}")
-                with _named("cannot remove a damaged epoch", self.path):
-                    for newer in self.numbers():
-                        if newer > number:
-                            (self.path / _name(newer)).unlink()
+                self.remove_after(number)
             self._adopted = number if epoch.get("adopted") is True else None
             return found
         if damaged is not None:
@@ -140,6 +137,14 @@ class Checkpoint:
             for state in self.path.glob("state-*"):  # it was never committed
                 shutil.rmtree(state)
         return attempt(None)
+
+    def remove_after(self, number: int) -> None:
+        """Remove the epochs after one, which is the newest then."""
+        with _named("cannot remove an epoch", self.path):
+            for newer in self.numbers():
+                if newer > number:
+                    (self.path / _name(newer)).unlink()
+            sync_path(self.path)
 
     def save_as(self, name: str) -> Path:
         """Keep the newest epoch under a name, for good: files are linked where that can be. No epoch is under way."""

@@ -45,12 +45,21 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class JobSpec:
-    """Everything that `Flow.start` was given, checked."""
+class JobOutput:
+    """A flow, and where its results go."""
 
     op: ops.Op
+    sink: Sink
+    at: SourceLoc
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """Everything that `start` was given, checked."""
+
+    outputs: tuple[JobOutput, ...]
     options: Options
-    sinks: dict[str, Sink]  # out, and perhaps late and failed
+    side_sinks: dict[str, Sink]  # perhaps late and failed
     checkpoint: Path | None
     savepoint: Path | None
     bootstrap: ops.Op | None
@@ -66,6 +75,6 @@ class JobSpec:
 
     @property
     def memory(self) -> Shares:
-        steps = list(walk_ops(self.op))
+        steps = {id(op): op for output in self.outputs for op in walk_ops(output.op)}.values()
         return Shares.of(self.options.memory, sum(isinstance(op, ops.Aggregate) for op in steps),
                          sum(isinstance(op, ops.Distinct) or op.is_blocking for op in steps))

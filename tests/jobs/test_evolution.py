@@ -20,7 +20,7 @@ from scalein import col
 from scalein.api.column import Column
 from scalein.api.flow import Flow
 from scalein.exec import aggregate_operator
-from scalein.exec.evolution import states_of
+from scalein.exec.evolution import folder_name, states_by_folder
 from scalein.jobs.checkpoint import RETAINED_EPOCHS, Checkpoint
 from scalein.jobs.job import Job
 from scalein.testing import Crashed, Stream, crash_at, until
@@ -279,7 +279,7 @@ def test_a_crash_while_a_state_evolves(point: str, emit: str, tmp_path: Path) ->
             evolved(folder)
     evolved(folder)
     assert written(folder / "out") == written(whole / "out") != []
-    named = {name for epoch in Checkpoint(folder / "c").kept() for name, _ in states_of(epoch)}
+    named = {folder_name(number) for epoch in Checkpoint(folder / "c").kept() for number in states_by_folder(epoch)}
     assert named == {path.name for path in (folder / "c").glob("state-*")}, "what crashed starts left is removed"
 
 

@@ -13,12 +13,12 @@ from scalein.ir.functions.registry import nullable
 from scalein.ir.rewrite import rebuild, transform
 
 
-def loosen(root: ops.Op, change: Callable[[ops.Op], ops.Op]) -> ops.Op:
-    """The plan with every op changed, inputs first: an expression over a column that may be null now may be null too.
+def loosen(roots: Sequence[ops.Op], change: Callable[[ops.Op], ops.Op]) -> list[ops.Op]:
+    """Plans with every op changed, inputs first: an expression over a column that may be null now may be null too.
 
     Aggregate(k, s = x.sum()) of which `s` may be null  ->  Filter(s > 1) over `s?`, Project(y = s * 2) with `y?`
     """
-    return transform(root, lambda op: change(_over_inputs(op)))
+    return transform(roots, lambda op: change(_over_inputs(op)))
 
 
 def _over_inputs(op: ops.Op) -> ops.Op:

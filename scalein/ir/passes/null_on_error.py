@@ -8,6 +8,7 @@ the way up. A line of a file that cannot be decoded is null in the fields that c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from scalein.dtypes import Schema
@@ -25,7 +26,12 @@ def null_on_error(root: ops.Op) -> ops.Op:
     """The plan with null where an expression would fail. A sum that leaves its 64 bits is no row's fault, and a
     function of `map_batches` no expression: they raise as ever.
     """
-    return transform(root, _loosened)
+    return null_on_errors([root])[0]
+
+
+def null_on_errors(roots: Sequence[ops.Op]) -> list[ops.Op]:
+    """The same of several plans: what they share stays shared."""
+    return transform(roots, _loosened)
 
 
 def _loosened(op: ops.Op) -> ops.Op:

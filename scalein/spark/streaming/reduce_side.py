@@ -256,7 +256,7 @@ class Reducer:
     def _changes(self) -> Changelog:
         two = self._two_phase
         final = aggregate_node(compile_flow(self._map_reduce.state_over_shuffled)) if two is None else two.final
-        context = Context(self._options, Path(), lambda rows: None, False, lambda rows: None, None, 0)
+        context = Context(self._options, Path(), lambda rows: None, False, lambda rows: None, None)
         return Changelog(self._plan.fragment, final, context)
 
 

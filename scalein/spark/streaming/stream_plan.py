@@ -173,7 +173,7 @@ class StreamPlan:
         if self.window is None:
             return None
         names = self.late_schema.names if self.sends_late else self._aggregated_columns
-        return Lateness(self.fragment, self.window, 0, names)
+        return Lateness(self.fragment, self.window, names)
 
     @cached_property
     def _aggregated_columns(self) -> list[str]:
@@ -235,7 +235,7 @@ class StreamPlan:
     @cached_property
     def _times(self) -> Program | None:
         """Computes the times of the watermark; None where they are a column of the stream."""
-        if self.watermark_op is None or self.edge.timed is self.edge.first.input:
+        if self.watermark_op is None or self.edge.has_own_times:
             return None
         found = self.edge.timed.schema[self.watermark_op.column]
         return Program(compile_flow(ops.Project(self.edge.timed, (Named("time", Col(found.name, found.dtype,
@@ -281,7 +281,7 @@ class StreamPlan:
             summary.failed_rows += 1
             summary.failed.append(batch.slice(number, 1))
 
-        context = Context(options, Path(), lambda rows: None, False, lambda rows: None, failed, 0)
+        context = Context(options, Path(), lambda rows: None, False, lambda rows: None, failed)
         runner = FragmentRunner(self.fragment.op, context, self._check)
         for batch in batches:
             yield from runner.passing(batch)
@@ -367,7 +367,7 @@ def _single_input(op: ops.Op, at: SourceLoc) -> SourceEdge:
                                   "rows of the table have no match", at=each.at, step="join",
                                   hint='take how="left" or "inner"')
     edges = cut(op)
-    if edges[0].first.then is not None:
+    if edges[0].first.consumers:
         raise BadArgument("a flow over a stream has at most one aggregation or distinct, and this one has several",
                           at=at, hint="start a second stream over the output of the first")
     return edges[0]
