@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import pyarrow as pa
 
@@ -615,25 +615,24 @@ class Flow(ForeignNames):
 
     # --- inside Spark ---
 
-    def map_in_arrow(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    @property
+    def map_in_arrow(self) -> PartitionFunction:
         """The flow's rows for each partition of a DataFrame: `df.mapInArrow(q.map_in_arrow, scalein.spark.schema(q))`.
 
         The flow begins with `si.flow(schema)`. What needs other rows (`group_by`, `sort`, `distinct`, `limit`) sees
         those of its partition only: `scalein.spark.apply(q, df)` is the whole flow on the whole DataFrame. Small
-        batches are joined, so their number in the result is another one.
+        batches are joined, so their number in the result is another one. Tables that the flow joins are read when
+        Spark serializes this function, and sent with it.
         """
-        from scalein.spark.batch.tasks import map_in_arrow
+        return PartitionFunction(self, "map_in_arrow")
 
-        return map_in_arrow(self.op, batches)
-
-    def map_partitions(self, rows: Iterable[Any]) -> Iterator[Any]:
+    @property
+    def map_partitions(self) -> PartitionFunction:
         """The same for `df.rdd.mapPartitions(q.map_partitions)`: Rows, dicts, or tuples in the schema's order.
 
         Spark's rows are Python objects, each of which is made and read on its own: `map_in_arrow` is far faster.
         """
-        from scalein.spark.batch.tasks import map_partitions
-
-        return map_partitions(self.op, rows)
+        return PartitionFunction(self, "map_partitions")
 
     # --- habits from elsewhere
 
@@ -660,13 +659,36 @@ class Flow(ForeignNames):
         return True
 
     def __reduce__(self) -> tuple[object, ...]:
-        from importlib.util import find_spec
+        return type(self), (self.op,)
 
-        if find_spec("pyspark") is None:
-            return type(self), (self.op,)
-        from scalein.spark.serialize import rebuild_flow, serialize_plan
+    def __copy__(self) -> Self:
+        return self
 
-        return rebuild_flow, (type(self), *serialize_plan(self.op))
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+class PartitionFunction:
+    """A flow as a function of the rows of one partition, for Spark's methods that take one.
+
+    It is pickled with the joined tables, of which executors may not have the files; a Flow itself is pickled as it is.
+    """
+
+    __slots__ = ("__name__", "flow")  # no __dict__: functools.wraps would copy the flow from it
+
+    def __init__(self, flow: Flow, name: str) -> None:
+        self.flow, self.__name__ = flow, name
+
+    def __call__(self, rows: Iterable[Any]) -> Iterator[Any]:
+        from scalein.spark.batch import tasks
+
+        found: Iterator[Any] = getattr(tasks, self.__name__)(self.flow.op, rows)
+        return found
+
+    def __reduce__(self) -> tuple[object, ...]:
+        from scalein.spark.serialize import rebuild_function, serialize_plan
+
+        return rebuild_function, (self.__name__, *serialize_plan(self.flow.op))
 
 
 def _condition(given: object, scope: Scope) -> Expr:

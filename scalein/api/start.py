@@ -63,10 +63,10 @@ def start(*outputs: FlowOutput, checkpoint: object = None, every: Duration = "1s
           until: str | None = None, restarts: int = 0, evolve: bool = False) -> Job:
     """Run several flows as one job, each with its sink: `si.start(views.to(x), alerts.to(y), checkpoint="ckpt/")`.
 
-    What the flows have in common is computed once: a source that several begin with is read once, and so are steps that
-    they share. A checkpoint covers all of them: after a crash no output has lost a row or has one twice, and none is
-    ahead of the others. The other arguments are those of `Flow.start`, and are for all outputs; a row that is too late,
-    or fails, in several outputs comes once for each.
+    What the flows have in common is computed once: a source that several begin with is read once (once for each
+    watermark, if theirs differ), and steps that they share run once. A checkpoint covers all of them: after a crash no
+    output has lost a row or has one twice, and none is ahead of the others. The other arguments are those of
+    `Flow.start`, and are for all outputs; a row that is too late, or fails, in several outputs comes once for each.
 
     Started again with the same checkpoint, an output is recognised by the path of its sink, or else by its flow: they
     may change places, and one may be left out, which drops its state. A new one is refused.

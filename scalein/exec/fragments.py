@@ -24,6 +24,7 @@ from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
+from scalein.ir.exprs import Col
 from scalein.ir.physical import Node
 from scalein.ir.rewrite import rewrite, stacked, stream_path, walk_ops, walk_streams
 from scalein.ir.windows import Window
@@ -38,6 +39,9 @@ class Fragment:
     state: ops.Op | None  # the stateful op of `op`
     consumers: list[Fragment] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)  # of the job, by number
+    # For a sort by the column of windows that it names, first of all: how much later than the watermark its values to
+    # come are at least. So rows leave when their windows are complete.
+    sorted_by: tuple[str, int] | None = None
     _programs: dict[str, Node] = field(default_factory=dict)
 
     def program(self, name: str, of: Callable[[], ops.Op]) -> Node:
@@ -59,7 +63,7 @@ class Fragment:
     @property
     def is_blocking(self) -> bool:
         """Whether it gives its rows at the end of the input."""
-        return self.state is not None and self.state.is_blocking
+        return self.state is not None and self.state.is_blocking and self.sorted_by is None
 
 
 @dataclass(eq=False)
@@ -273,7 +277,39 @@ def _fragment(top: ops.Op, bottom: ops.Op) -> Fragment:
     """The ops from one down to another, which its input takes the place of."""
     source = placeholder(bottom.schema)
     op = over(top, bottom, source)
-    return Fragment(op, source, next((each for each in stream_path(op, source) if each.has_state), None))
+    state = next((each for each in stream_path(op, source) if each.has_state), None)
+    return Fragment(op, source, state, sorted_by=_sorted_by(state, source, bottom))
+
+
+def _sorted_by(state: ops.Op | None, source: ops.Source, bottom: ops.Op) -> tuple[str, int] | None:
+    """The column of windows that a sort over the rows of `bottom` is by, first of all, and its lead."""
+    first = state.by[0] if isinstance(state, ops.Sort) else None
+    if state is None or first is None or first.descending or not isinstance(first.expr, Col):
+        return None
+    name = first.expr.name
+    is_same = all(op.passes_through(name) for op in stream_path(state.streams[0], source))
+    lead = _window_columns(bottom).get(name) if is_same else None
+    return None if lead is None else (name, lead)
+
+
+def _window_columns(root: ops.Op) -> dict[str, int]:
+    """The columns of an op's rows that are limits of windows, and how much later than the watermark of these rows
+    the values to come are at least: a watermark promises the starts of windows.
+    """
+    known: dict[int, dict[str, int]] = {}
+    for op in walk_streams(root):
+        below = [known[id(each)] for each in op.streams]
+        if isinstance(op, ops.Aggregate):
+            size = None if op.window is None else op.window.end_of(0)
+            known[id(op)] = {} if size is None else {"window_start": 0, "window_end": size}
+        elif isinstance(op, ops.Union):
+            known[id(op)] = {name: min(each[name] for each in below) for name in below[0]
+                             if all(name in each for each in below)}
+        elif not below or op.is_blocking:
+            known[id(op)] = {}
+        else:
+            known[id(op)] = {name: lead for name, lead in below[0].items() if op.passes_through(name)}
+    return known[id(root)]
 
 
 def placeholder(schema: Schema) -> ops.Source:
@@ -292,10 +328,11 @@ def check_bounded(edges: list[SourceEdge], is_bounded: bool, emit: str, at: Sour
         return
     timed = {id(each) for edge in edges if edge.watermark is not None for each in fragments([edge])}
     for fragment in fragments(edges):
-        if isinstance(fragment.state, ops.Sort):
+        if isinstance(fragment.state, ops.Sort) and fragment.is_blocking:
             raise BadArgument("an endless flow cannot be sorted", at=at, step="sort",
-                              hint='the greatest rows of each window: group_by(si.tumbling("t", "1m")).agg('
-                                   'col("x").top_k(10, by="x")); or read a bounded source')
+                              hint='sort what windows give by "window_start" first; the greatest rows of each window: '
+                                   'group_by(si.tumbling("t", "1m")).agg(col("x").top_k(10, by="x")); or read a '
+                                   'bounded source')
         if isinstance(fragment.state, ops.OuterJoin):
             raise BadArgument(f"a join with how={fragment.state.how!r} needs a flow that ends: only then it is known "
                               "which rows of the table have no match", at=fragment.state.at, step="join",

@@ -240,7 +240,7 @@ class Limit(Stateless):
     """The first rows; then no more."""
 
     def __init__(self, fragment: Fragment, context: Context, state: Json, emit: str = "final") -> None:
-        super().__init__(_downstream(fragment), context)
+        super().__init__(downstream_of(fragment), context)
         assert isinstance(fragment.state, ops.Limit)
         self._before = FragmentRunner(fragment.before, context)
         self.reads = reads(self._before.program.node)
@@ -271,7 +271,7 @@ class Distinct(Stateless):
     """The first row of each key; the keys are in a store."""
 
     def __init__(self, fragment: Fragment, context: Context, state: Json, emit: str = "final") -> None:
-        super().__init__(_downstream(fragment), context)
+        super().__init__(downstream_of(fragment), context)
         assert isinstance(fragment.state, ops.Distinct)
         self._keys = list(fragment.state.keys)
         self._fresh = FragmentRunner(fragment.state, context)
@@ -306,7 +306,7 @@ class Distinct(Stateless):
         self._store.abandon()
 
 
-@executes(ops.Sort, ops.OuterJoin)
+@executes(ops.OuterJoin)
 class Blocking(Stateless):
     """What needs all rows (a sort, a right or outer join): they are buffered, and its rows come at the end."""
 
@@ -417,7 +417,7 @@ def filtered(batch: pa.RecordBatch, mask: pa.Array) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([taken(column, rows) for column in batch.columns], schema=batch.schema)
 
 
-def _downstream(fragment: Fragment) -> Fragment:
+def downstream_of(fragment: Fragment) -> Fragment:
     """The ops after the stateful one, as a fragment of their own."""
     assert fragment.state is not None
     source = placeholder(fragment.state.schema)

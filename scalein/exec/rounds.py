@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+import scalein.exec.time_sort  # noqa: F401 (registers its operator)
 from scalein.exec.changelog import changelog_rows
 from scalein.exec.event_time import PartitionClock, least
 from scalein.exec.operator import Morsel, Operator

@@ -139,9 +139,11 @@ class RunningAggregate(Partial):
         return found
 
     def _of_windows(self, partials: Batches) -> Batches:
-        """Partial groups, of which a slice is in one window or, where these slide, in several that are open."""
+        """Partial groups, of which a slice is in one window or, where these slide, in several that are open. A round
+        whose rows a filter has dropped has none.
+        """
         if self._apart is None or self._window is None:
-            return partials
+            return [batch for batch in partials if batch.num_rows]
         of_each = [found for batch in partials
                    for found in windows_of(batch, self._window, self._first_open)]
         return [batch for batch in self._apart.run(of_each) if batch.num_rows]

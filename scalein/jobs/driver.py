@@ -25,7 +25,7 @@ import pyarrow as pa
 from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import Damaged, LateData, ScaleinError, StoreFailed, here, reported, warn
 from scalein.exec.bounded import batches
-from scalein.exec.compatibility import described, warn_of_changes
+from scalein.exec.compatibility import warn_of_changes
 from scalein.exec.event_time import IDLE_S
 from scalein.exec.rounds import Result
 from scalein.exec.schedule import schedule
@@ -110,7 +110,7 @@ class Driver:
         failpoint("open")
         if hasattr(self, "graph"):
             self.graph.close()  # of a newer epoch, that turned out to be damaged
-        roles = output_roles(epoch, [OutputIdentity(sink.kind, sink.place, described(output.op), output.at)
+        roles = output_roles(epoch, [OutputIdentity(sink.kind, sink.place, output.op, output.at)
                                      for sink, output in zip(self._outputs, plan.outputs, strict=True)])
         dead_letters = DeadLetters(self._failed) if plan.on_error == "sink" else None
         output = OutputSpec(roles, plan.emit, self._late, "late" in plan.side_sinks, dead_letters,
@@ -122,14 +122,15 @@ class Driver:
         if epoch is not None:
             self.metrics.restore(as_map(epoch["metrics"]))
             self.is_finished = epoch["finished"] is True
-            places: dict[str, Json] = {name: sink.place for name, sink in sinks.items()}
-            warn_of_changes(without_lost_outputs(epoch, roles, plan.at), self.graph.described, places, plan.at)
         schemas = {role: self.graph.output_schema(number) for number, role in enumerate(roles)}
         if "late" in sinks:
             schemas["late"] = self.graph.late_schema
         if "failed" in sinks:
             schemas["failed"] = self.graph.failed_schema
         self.coordinator.open(epoch, sinks, schemas, plan.at)
+        if epoch is not None:
+            before = without_lost_outputs(epoch, roles, plan.at)
+            warn_of_changes(before, self.graph.described, self.coordinator.places, plan.at)
 
     # --- the thread
 

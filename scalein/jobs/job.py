@@ -104,9 +104,10 @@ class Job:
                 self._supervisor.request_stop()
                 self._supervisor.ended.wait()
                 raise
-        if self._driver.error is not None:
+        has_ended = self._supervisor.ended.is_set()  # an error is known before everything is released, or restarted
+        if has_ended and self._driver.error is not None:
             raise self._driver.error
-        return self._supervisor.ended.is_set()
+        return has_ended
 
     def _check_outside(self) -> None:
         if self._driver.is_inside():

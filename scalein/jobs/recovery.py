@@ -17,10 +17,11 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from scalein.connectors.base import BoundSource
 from scalein.errors import BadArgument, SourceLoc, warn
-from scalein.exec.compatibility import HINT
+from scalein.exec.compatibility import HINT, described
 from scalein.exec.fragments import Fragment, SourceEdge, fragments
 from scalein.ir import ops
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
@@ -35,16 +36,22 @@ class OutputIdentity:
 
     kind: str  # of its sink
     place: str  # that it writes to; its kind, if it has none
-    flow: list[Json]
+    op: ops.Op
     at: SourceLoc
+
+    @cached_property
+    def flow(self) -> list[Json]:
+        """Its flow as text."""
+        return described(self.op)
 
 
 def output_roles(epoch: dict[str, Json] | None, outputs: Sequence[OutputIdentity]) -> list[str]:
     """The roles of a job's outputs: those that they had in the epoch. The first run of a job names them.
 
-    >>> from scalein.errors import NOWHERE
-    >>> rows, groups = (OutputIdentity("MemorySink", "MemorySink", [text], NOWHERE) for text in ("Filter", "Aggregate"))
-    >>> output_roles(None, [rows]), output_roles(None, [rows, groups])
+    >>> import pyarrow as pa, scalein as si
+    >>> op = si.flow({"x": pa.int64()}).op
+    >>> rows = OutputIdentity("MemorySink", "MemorySink", op, op.at)
+    >>> output_roles(None, [rows]), output_roles(None, [rows, rows])
     (['out'], ['outa5a22985', 'outa5a22985_2'])
     """
     if epoch is None:

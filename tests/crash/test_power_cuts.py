@@ -263,15 +263,19 @@ def test_a_flow_that_changes(tmp_path: Path) -> None:
     assert cut_everywhere(tmp_path, work, is_right, is_sampled=True) > 40
 
 
-def test_a_spark_stream(tmp_path: Path) -> None:
+@pytest.mark.parametrize("files_every_s", [None, 1e6], ids=["", "files_every"])
+def test_a_spark_stream(files_every_s: float | None, tmp_path: Path) -> None:
     done = [0]  # as Spark's own log has it
 
     def run_stream(folder: Path) -> None:
         runs._open_files.clear()
-        coordinator = start_stream(FLOW, folder / "checkpoint", si.to_parquet(folder / "out"), emit="changes")
+        coordinator = start_stream(FLOW, folder / "checkpoint", si.to_parquet(folder / "out"), emit="changes",
+                                   files_every_s=files_every_s)
         for number in range(done[0], BATCHES):
             coordinator.run_batch(number, "query", tasks_over(stream_rows(number)), None)
             done[0] = number + 1
+            coordinator.publish_waiting(is_end=number % 2 == 1)
+        coordinator.publish_waiting(is_end=True)
         coordinator.close()
 
     def work(folder: Path) -> None:

@@ -91,6 +91,7 @@ def test_each_output_gives_the_rows_of_the_oracle(
     with tempfile.TemporaryDirectory() as folder:
         if stop is not None:
             options |= {"checkpoint": folder, "every": "1ms"}
+            stop = min(stop, len(batches))
             job = started(build(si.from_source(Stream({"all": batches}, allowed={"all": stop}))), outs, **options)
             wanted = sum(batch.num_rows for batch in batches[:stop])
             until(lambda: rows_in(job) >= wanted or not job.is_active, job)
