@@ -394,8 +394,9 @@ class Flow(ForeignNames):
                 cpu: str | None = None) -> pa.Table:
         """The whole result as a table. `data` is for flows that begin with `si.flow(schema)`.
 
-        `memory="1GB"` limits what an aggregation of many groups holds; what is more goes to disk meanwhile, but for the
-        input's own text.
+        `memory="1GB"` limits what aggregations, sorts and joins hold; what is more goes to disk meanwhile. The rows of
+        one group whose values are all needed (quantiles, lists), the table of a right or outer join, and the keys of
+        `distinct` are held in memory, however many they are.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col
@@ -542,8 +543,9 @@ class Flow(ForeignNames):
               evolve: bool = False) -> Job:
         """Run the flow as a job, in the background: `wait()` for its end, `stop()` it, `scale(n)` it meanwhile.
 
-        With a `checkpoint` directory, everything is saved `every` so often; started again with the same one, after a
-        stop or a crash, the job goes on where it was, and no row is lost or written twice. `emit` is "final" (a window
+        With a `checkpoint` directory, or the address of one on a filesystem that pyarrow supports ("s3://bucket/job"),
+        everything is saved `every` so often; started again with the same one, after a stop or a crash, the job goes on
+        where it was, and no row is lost or written twice. `emit` is "final" (a window
         when it closes, a running aggregate at the end) or "changes" (each group whenever it changed, with a column
         `op`). `late` is "drop", "error", or a sink for rows that come after all their windows have closed; `on_error`
         is "raise", "null" (an expression that fails in a row is null there, and so is a field of a CSV or JSON line

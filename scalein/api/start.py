@@ -21,6 +21,7 @@ from scalein.options import Options
 
 if TYPE_CHECKING:
     from scalein.jobs.job import Job
+    from scalein.storage.object_store import Location
 
 _METHODS = ("open", "write", "prepare", "commit", "close")
 _JOBS_DISABLED = ContextVar("_JOBS_DISABLED", default=False)
@@ -132,7 +133,7 @@ def _start(outputs: list[FlowOutput], checkpoint: object, savepoint: object, boo
     if until not in (None, "now"):
         raise BadArgument("until does not know this word", at=at, found=repr(until), has="'now'")
     roots = roots if until is None else _until_now(roots, at)
-    folder, point = _folder(checkpoint, "checkpoint", at), _folder(savepoint, "savepoint", at)
+    folder, point = _checkpoint(checkpoint, at), _folder(savepoint, "savepoint", at)
     if folder is not None:
         for root in roots:
             _check_replays(root, at)
@@ -178,6 +179,16 @@ def _place(given: object, name: str, words: tuple[str, ...], at: SourceLoc) -> s
                               has=", ".join(map(repr, words)) + ", or a sink")
         return given
     return "sink"
+
+
+def _checkpoint(given: object, at: SourceLoc) -> Path | Location | None:
+    """A folder of the local file system, or the address of another one."""
+    if given is None or isinstance(given, os.PathLike) or (isinstance(given, str) and "://" not in given):
+        return _folder(given, "checkpoint", at)
+    from scalein.storage.object_store import Location, parse_location  # pyarrow.fs, which few jobs need
+
+    found = given if isinstance(given, Location) else parse_location(given, at)
+    return Path(found.base) if found.is_local else found
 
 
 def _folder(given: object, name: str, at: SourceLoc) -> Path | None:

@@ -77,6 +77,7 @@ class SortedRuns:
             step = max(1, min(BLOCK_ROWS, self._block_bytes * given.num_rows // max(1, given.nbytes)))
             for start in range(0, given.num_rows, step):
                 run.add(given.slice(start, step))
+        pa.default_memory_pool().release_unused()
         if run.rows:
             self._runs.append(run)
 

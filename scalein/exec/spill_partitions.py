@@ -61,6 +61,7 @@ class SpillPartitions:
                 part.add(pa.concat_batches(waiting))
                 waiting.clear()
         self._bytes = 0
+        pa.default_memory_pool().release_unused()
 
     @property
     def rows(self) -> int:

@@ -57,6 +57,11 @@ class Checkpoint:
         self._writer = uuid.uuid4().hex  # of temporary files
 
     @property
+    def address(self) -> str:
+        """Where it is, for messages and for the owners of output folders."""
+        return str(self.path.absolute())
+
+    @property
     def is_adopted(self) -> bool:
         """Whether the epoch that the job goes on from is a savepoint's: it says nothing of this job's output."""
         return self._adopted is not None
@@ -124,7 +129,7 @@ class Checkpoint:
                 continue
             except (ValueError, KeyError, IndexError, OverflowError) as error:
                 damaged = damaged or Damaged("an epoch's manifest is malformed",
-                                             file=self.path / _name(number), found=repr(error))
+                                             file=self.path / manifest_name(number), found=repr(error))
                 continue
             if damaged is not None:
                 warn(f"the newest checkpoint is damaged, going back to epoch {number}: {damaged}")
@@ -143,7 +148,7 @@ class Checkpoint:
         with _named("cannot remove an epoch", self.path):
             for newer in self.numbers():
                 if newer > number:
-                    (self.path / _name(newer)).unlink()
+                    (self.path / manifest_name(newer)).unlink()
             sync_path(self.path)
 
     def save_as(self, name: str) -> Path:
@@ -152,7 +157,7 @@ class Checkpoint:
         try:
             shutil.rmtree(staged, ignore_errors=True)
             staged.mkdir(parents=True)
-            newest = _name(self.numbers()[-1])
+            newest = manifest_name(self.numbers()[-1])
             _link(self.path / newest, staged / newest)
             for state in self.path.glob("state-*"):
                 _link_files(state, staged / state.name)
@@ -188,7 +193,7 @@ class Checkpoint:
             return sorted(int(match[1]) for match in matches if match)
 
     def read(self, number: int) -> dict[str, Json]:
-        path = self.path / _name(number)
+        path = self.path / manifest_name(number)
         try:
             data = path.read_bytes()
         except OSError as error:  # unless it is gone, that says nothing of what is in it
@@ -205,7 +210,7 @@ class Checkpoint:
 
     def publish(self, epoch: int, content: dict[str, Json]) -> list[dict[str, Json]]:
         """Commit an epoch: synced, then under its name. Gives those that stay, oldest first."""
-        path = self.path / _name(epoch)
+        path = self.path / manifest_name(epoch)
         self._check_not_superseded()
         try:
             self._put(path.name, seal({**content, "format": FORMAT, "epoch": epoch}))
@@ -214,7 +219,7 @@ class Checkpoint:
             if self._adopted is not None:  # who goes back to it would not know what this job has written
                 gone.append(self._adopted)
             for old in gone:
-                (self.path / _name(old)).unlink(missing_ok=True)
+                (self.path / manifest_name(old)).unlink(missing_ok=True)
             if gone:
                 sync_path(self.path)  # a manifest must not come back without its files
             self._adopted = None
@@ -230,12 +235,12 @@ class Checkpoint:
     def note_committed(self, epoch: int) -> None:
         """Remember that the output of an epoch is visible; if that gets lost, it is only not known."""
         with suppress(OSError):
-            (self.path / "committed").write_bytes(_check_of(self.path / _name(epoch)))
+            (self.path / "committed").write_bytes(check_of(self.path / manifest_name(epoch)))
 
     def is_committed(self, epoch: int) -> bool:
         """Whether all output of an epoch is known to be visible."""
         with suppress(OSError):
-            return (self.path / "committed").read_bytes() == _check_of(self.path / _name(epoch))
+            return (self.path / "committed").read_bytes() == check_of(self.path / manifest_name(epoch))
         return False
 
     def kept(self) -> list[dict[str, Json]]:
@@ -267,7 +272,7 @@ def _reason(error: Exception) -> object:
     return error.__cause__ or error
 
 
-def _check_of(path: Path) -> bytes:
+def check_of(path: Path) -> bytes:
     """What tells a manifest from all others: an epoch that turned out to be damaged gives its number to another."""
     return path.read_bytes().rpartition(b"\n")[0].rpartition(b"\n")[2]
 
@@ -293,5 +298,5 @@ def _link(source: Path, target: Path) -> None:
         sync_path(target)
 
 
-def _name(number: int) -> str:
+def manifest_name(number: int) -> str:
     return f"epoch-{number:010}.json"

@@ -72,7 +72,7 @@ class Coordinator:
                               hint="start the job once more with that sink; then it may be left out")
         if self._checkpoint is not None:
             self._run = self._checkpoint.begin_run(-1 if epoch is None else self._run)
-        folder = None if self._checkpoint is None else str(self._checkpoint.path.absolute())
+        folder = None if self._checkpoint is None else self._checkpoint.address
         for sink in self._sinks.values():
             sink.claim(f"{self._name}-{self._run}", folder)
         for name, sink in self._sinks.items():

@@ -41,6 +41,7 @@ from scalein.kernels.workers import resident_threads
 from scalein.memory import keep_at_most
 from scalein.storage.checked_json import Json, as_map
 from scalein.storage.failpoints import Crashed, failpoint
+from scalein.storage.object_store import Location
 
 MAX_ROUND_ROWS = 1 << 25
 FIRST_ROUND_ROWS, MIN_ROUND_ROWS = 1 << 21, 1 << 18  # rows of the first round, and least rows of the others
@@ -62,7 +63,7 @@ class Driver:
         self._has_warned_of_late_rows = self._has_warned_of_outliers = False
         self._schedule = schedule()
         self._clock = self._schedule.clock()
-        self.checkpoint = None if plan.checkpoint is None else Checkpoint(plan.checkpoint)
+        self.checkpoint = None if plan.checkpoint is None else _checkpoint(plan.checkpoint)
         self._own_folder = _own_folder() if plan.checkpoint is None else None
         self.workers = plan.options.workers
         self._requests: list[tuple[Callable[[], None], threading.Event]] = []
@@ -153,8 +154,8 @@ class Driver:
     def _reported(self, error: BaseException) -> BaseException:
         """What the user sees of an error. Damage that is found while the job runs is there at its next start, too."""
         found = reported(error, self._plan.at)
-        if isinstance(found, Damaged) and self.checkpoint is not None and found.hint is None:
-            found.add("hint", f"`scalein state {self.checkpoint.path}` shows the whole epochs, and goes back to one")
+        if isinstance(found, Damaged) and isinstance(self._plan.checkpoint, Path) and found.hint is None:
+            found.add("hint", f"`scalein state {self._plan.checkpoint}` shows the whole epochs, and goes back to one")
         return found
 
     def _loop(self) -> None:
@@ -344,6 +345,14 @@ class Driver:
             self.checkpoint.close()
         if self._own_folder is not None:
             shutil.rmtree(self._own_folder, ignore_errors=True)
+
+
+def _checkpoint(given: Path | Location) -> Checkpoint:
+    if isinstance(given, Path):
+        return Checkpoint(given)
+    from scalein.jobs.remote_checkpoint import RemoteCheckpoint  # few jobs need it
+
+    return RemoteCheckpoint(given)
 
 
 def _own_folder() -> Path:

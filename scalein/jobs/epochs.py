@@ -12,9 +12,11 @@ from pathlib import Path
 
 from scalein.errors import BadArgument, ScaleinError, StoreFailed
 from scalein.jobs.checkpoint import SAVEPOINTS, Checkpoint
-from scalein.state import LogStore
+from scalein.jobs.recovery import states_by_folder
+from scalein.state import LogStore, format, manifest
 from scalein.state.row_buffer import verify_files
-from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
+from scalein.storage.checked_json import Json, as_int, as_map, as_text
+from scalein.storage.local import LocalFileSystem
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ def _read(checkpoint: Checkpoint, number: int) -> EpochInfo:
         counters, places = as_map(epoch["metrics"]), as_map(epoch.get("places", {}))
         rows_in, rows_out = as_int(counters["rows_in"]), as_int(counters["rows_out"])
         sinks = tuple((as_text(kind), str(places.get(name, ""))) for name, kind in as_map(epoch["sinks"]).items())
-        for position, state in enumerate(as_list(epoch["states"])):
-            _verify(checkpoint.path / f"state-{position}", state)
+        for folder, state in states_by_folder(epoch).items():
+            _verify(checkpoint.path / f"state-{folder}", state)
     except ScaleinError as error:
         damage = f"{error.what}: {error.facts.get('file', '')}".removesuffix(": ")
     except (ValueError, KeyError) as error:
@@ -73,13 +75,29 @@ def _read(checkpoint: Checkpoint, number: int) -> EpochInfo:
     return EpochInfo(number, rows_in, rows_out, sinks, damage)
 
 
+def files_of_epoch(path: Path, epoch: dict[str, Json]) -> list[str]:
+    """The files of state that an epoch needs, below the folder of its checkpoint."""
+    found = []
+    for number, state in states_by_folder(epoch).items():
+        folder = f"state-{number}"
+        for about in _parts(state):
+            found += [f"{folder}/{name}" for name in as_map(about.get("files", {}))]
+            if "snapshot" in about:
+                one = manifest.read(LocalFileSystem(path / folder, readonly=True), as_int(about["snapshot"]))
+                names = [*sorted(manifest.manifest_files(one)), format.manifest_name(one.id)]
+                found += [f"{folder}/{name}" for name in names]
+    return found
+
+
+def _parts(state: Json) -> list[dict[str, Json]]:
+    """What a state says of a store or of buffered rows; windows of a changelog have both."""
+    return [each for each in (state, state.get("expiry")) if isinstance(each, dict)] if isinstance(state, dict) else []
+
+
 def _verify(folder: Path, state: Json) -> None:
     """Read all that an operator's state names."""
-    if not isinstance(state, dict):
-        return
-    for about in (state, state.get("expiry")):
-        if isinstance(about, dict) and "files" in about:
-            verify_files(folder, as_map(about["files"]))
-    if "snapshot" in state:
-        with LogStore.open(folder, snapshot=as_int(state["snapshot"]), readonly=True) as store:
-            store.verify()
+    for about in _parts(state):
+        verify_files(folder, as_map(about.get("files", {})))
+        if "snapshot" in about:
+            with LogStore.open(folder, snapshot=as_int(about["snapshot"]), readonly=True) as store:
+                store.verify()

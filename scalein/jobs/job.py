@@ -172,7 +172,10 @@ class Job:
     @property
     def name(self) -> str:
         """The name of the checkpoint's directory, by which metrics tell jobs apart; "job" without one."""
-        return "job" if self._plan.checkpoint is None else self._plan.checkpoint.resolve().name
+        checkpoint = self._plan.checkpoint
+        if isinstance(checkpoint, Path):
+            return checkpoint.resolve().name
+        return "job" if checkpoint is None else checkpoint.uri.rpartition("/")[2]
 
     def latency_buckets(self) -> tuple[list[tuple[float, int]], float]:
         """A cumulative histogram of latency: limits in seconds with rows, and the seconds of all rows together."""

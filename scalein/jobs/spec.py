@@ -10,6 +10,7 @@ from scalein.errors import SourceLoc
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
+from scalein.storage.object_store import Location
 
 MAX_QUEUED = 1 << 29  # bytes of batches read ahead; more would not make anything faster
 
@@ -60,7 +61,7 @@ class JobSpec:
     outputs: tuple[JobOutput, ...]
     options: Options
     side_sinks: dict[str, Sink]  # perhaps late and failed
-    checkpoint: Path | None
+    checkpoint: Path | Location | None  # a folder, or one that is not on the local file system
     savepoint: Path | None
     bootstrap: ops.Op | None
     every_s: float
