@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_rows import taken
 from scalein.cancellation import interruptible
 from scalein.compiler import Input, plan_of
 from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
-from scalein.dtypes import I64, Field, Schema
 from scalein.errors import ComputeError, InternalError, ScaleinError, here, reported
 from scalein.exec import arrow_offset_limits
 from scalein.exec.aggregate import HashAggregate, hash_aggregate
@@ -25,7 +22,6 @@ from scalein.exec.pipeline import PipelineOperator, prepare_pipeline, run_pipeli
 from scalein.exec.scan_predicates import conditions_of
 from scalein.ir import ops
 from scalein.ir.exprs import Col
-from scalein.ir.internal_names import internal
 from scalein.ir.physical import (
     Host,
     JoinBuild,
@@ -41,7 +37,6 @@ from scalein.ir.physical import (
 )
 from scalein.ir.printer import show_expr
 from scalein.ir.stages import FilterStep, Probe
-from scalein.ir.tables import Key, Slicing
 from scalein.kernels.bind import conformed
 from scalein.memory import MemoryAccount, keep_at_most
 from scalein.options import Options
@@ -50,7 +45,6 @@ if TYPE_CHECKING:  # what only some flows need is imported with the first of the
     from scalein.exec.grace_join import SpilledTable
     from scalein.exec.join_build import JoinTable
     from scalein.exec.preaggregate import PreAggregation
-    from scalein.ir.partials import TwoPhase
 
 POOLED_SHARE = 8  # of a memory limit, unused maps that are pooled for reuse have 1/8
 READ_SHARE = 8  # of a memory limit, what a source may prefetch is 1/8
@@ -502,31 +496,3 @@ def _limit(rows: Iterator[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatc
         left -= batch.num_rows
         if left <= 0:
             return
-
-
-# Combining partial groups by group number instead of keys: for groups whose position is known already, next to those of
-# a store or a file. The output is in the order of the numbers.
-_NUMBER = internal("number")
-
-
-class CombineByNumber:
-    """The `combine` phase of an aggregation, by group numbers instead of keys."""
-
-    def __init__(self, two: TwoPhase) -> None:
-        self._two = two
-
-    def combine(self, rows: pa.RecordBatch, numbers: np.ndarray, options: Options) -> pa.RecordBatch:
-        """The combined values of each number, in the order of the numbers, which are 0, 1, ... without gaps."""
-        names = self._two.values.names
-        given = rows.select(names).add_column(0, pa.field(_NUMBER, pa.int64(), False), pa.array(numbers, pa.int64()))
-        found = pa.concat_batches(list(self._program.run([given], options)))
-        order = pa.array(np.argsort(np.asarray(found.column(_NUMBER)), kind="stable"))
-        return pa.RecordBatch.from_arrays([taken(found.column(name), order) for name in names], names=names)
-
-    @cached_property
-    def _program(self) -> Program:
-        values = self._two.values
-        source = ops.Source("partials", Schema((Field(_NUMBER, I64, False), *values)).arrow, (_NUMBER, *values.names))
-        table = replace(self._two.combine.table, keys=(Key(_NUMBER, I64, False),), window=None, slicing=Slicing.NONE,
-                        slice_size=0)
-        return Program(WindowAggregate(Scan(source), (), table, (Col(_NUMBER, I64, False),)))

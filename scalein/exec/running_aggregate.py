@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from scalein.errors import ComputeError
 from scalein.exec.aggregate_operator import FOREVER, Partial, aggregate_node
-from scalein.exec.bounded import CombineByNumber, PreAggregationProgram, Program
+from scalein.exec.bounded import PreAggregationProgram, Program
 from scalein.exec.changelog import Changelog, changelog_rows
+from scalein.exec.combine import Combiner
 from scalein.exec.error_location import located
 from scalein.exec.event_time import extent
 from scalein.exec.expiry_index import ExpiryIndex, windows_of
@@ -60,7 +61,7 @@ class RunningAggregate(Partial):
         value = pa.schema([field.with_nullable(True) for field in self._two.values.arrow])
         self._keys, self._columns = key.names, [*keys.names, *value.names]
         self._stored_columns = [*key.names, *value.names]
-        self._combine_by_number = CombineByNumber(self._two)
+        self._combiner = Combiner(self._two, context.options)
         memory = context.options.memory
         hint_bytes = 0 if memory is None or self._window is None else memory // EXPIRY_SHARE
         self._open: Callable[[], LogStore] = lambda: open_store(context, key, value, state, hint_bytes)
@@ -164,7 +165,7 @@ class RunningAggregate(Partial):
         new = pa.RecordBatch.from_arrays([partials.column(name) for name in names], names=names)
         both = pa.concat_batches([filtered(before.select(names), pa.array(existed)), new])
         numbers = np.concatenate([np.flatnonzero(existed), np.arange(new.num_rows)])
-        values = self._combine_by_number.combine(both, numbers, self._context.options)
+        values = self._combiner.combine_numbered(both, numbers)
         self._store.upsert(pa.RecordBatch.from_arrays(
             [*(partials.column(name) for name in self._keys), *values.columns], names=self._stored_columns))
         return None if self.changes is None else self._stored(partials)

@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from scalein.dtypes import BOOL, F64, I64, DType, Field, Kind, Schema
+from scalein.errors import InternalError
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
 from scalein.ir.physical import Node, Scan, WindowAggregate
@@ -81,9 +82,14 @@ class TwoPhase:
         return len(self.functions) == len(self.partial.table.outputs)
 
 
+def is_mergeable(acc: Acc) -> bool:
+    """Whether an accumulator has columns, and partial groups merge by them."""
+    return acc.kind in _FUNCTIONS or acc.kind in _PARTS
+
+
 def fits(table: Table) -> bool:
     """Whether all accumulators of a table have columns."""
-    return all(acc.kind in _FUNCTIONS or acc.kind in _PARTS for acc in table.accs)
+    return all(map(is_mergeable, table.accs))
 
 
 def has_parts(table: Table) -> bool:
@@ -100,6 +106,9 @@ def width(table: Table, held: StateColumns | None = None) -> int:
 def two_phase(node: WindowAggregate, partials: str = "partials", held: StateColumns | None = None) -> TwoPhase:
     """group(k, window, ...) -> a group by k and slice, and one over its rows, by k and window."""
     table = node.table
+    for acc in table.accs:
+        if not is_mergeable(acc):
+            raise InternalError(f"partial groups of the accumulator {acc.kind.value!r} cannot be merged")
     held = held or StateColumns.of(table)
     column_accs = [table.accs[number] for number in held.accs]
     each = [columns_of(table, held, k) for k in range(len(column_accs))]
@@ -253,5 +262,6 @@ def _again(acc: Acc, columns: tuple[Output, ...]) -> Acc:
             return Acc(acc.kind, given["mean"], given["by_mean"], parts=parts)
         case AccKind.FIRST | AccKind.LAST | AccKind.ARG_MIN | AccKind.ARG_MAX:
             return Acc(acc.kind, given["value"], given.get("by"), parts=(given["row"],))
-        case _:
+        case AccKind.ISUM | AccKind.FSUM | AccKind.MIN | AccKind.MAX:
             return Acc(acc.kind, given[""])
+    raise AssertionError(acc.kind)

@@ -86,6 +86,8 @@ GROUPS: dict[str, tuple[list[str], Callable[[Flow], Flow]]] = {
     "columns together": (["k"], lambda q: q.group_by("k").agg(
         v=col("x").var(), d=col("y").std(), a=(col("x") * 2).arg_max("x"), b=col("s").arg_min("s"), n=si.count())),
     "pairs": (["k"], lambda q: q.group_by("k").agg(v=si.cov("x", "y"), c=si.corr("x", "y"))),
+    "together, without text": (["s"], lambda q: q.group_by("s").agg(
+        v=col("x").var(), d=col("y").std(), a=(col("x") * 2).arg_max("x"), b=(col("k") > 1).arg_min("k"))),
     "expressions": (["k"], lambda q: q.group_by("k").agg(
         mean=col("x").sum() / si.count(), span=col("x").max() - col("x").min(), c=si.corr("x", "y") * 2,
         few=si.count().filter(col("x") > 1), share=(col("x") > 1).mean(), most=col("y").max().filter(col("x") > 1))),
