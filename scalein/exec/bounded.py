@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -98,7 +99,7 @@ class Query:
         run = _Run(options, join_tables=self._join_tables, inputs=inputs, idle=self._idle, static=self._static)
         pooled = None if options.memory is None else options.memory // POOLED_SHARE
         try:
-            with interruptible(), keep_at_most(pooled):
+            with interruptible(), nullcontext() if pooled is None else keep_at_most(pooled):
                 rows = _conformed(lambda: run.rows(self._plan), self._schema)
                 yield from arrow_offset_limits.with_limit_errors("this flow", rows)
         except ComputeError as error:

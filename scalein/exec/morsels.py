@@ -37,19 +37,23 @@ def coalesce(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """
     pending: list[pa.RecordBatch] = []
     rows, size, schema, is_plain = 0, 0, None, False  # rows and bytes of `pending`; schema of the last batch
+    is_fixed = False  # all columns have values of a fixed width: then few rows are few bytes, and need no look
     for batch in batches:
         if schema is None or batch.schema != schema:
             yield from _one(pending)
             pending, rows, size, schema = [], 0, 0, batch.schema
             is_plain = not any(map(pa.types.is_dictionary, schema.types))
-        is_small = is_plain and batch.num_rows < SMALL_ROWS and batch.nbytes < SMALL_BYTES
+            is_fixed = all(map(pa.types.is_primitive, schema.types))
+        is_small = is_plain and batch.num_rows < SMALL_ROWS
+        given = batch.nbytes if is_small and not is_fixed else 0
+        is_small = is_small and given < SMALL_BYTES
         if rows >= COALESCED_ROWS or size >= COALESCED_BYTES or not is_small:
             yield from _one(pending)
             pending, rows, size = [], 0, 0
         if is_small:
             pending.append(batch)
             rows += batch.num_rows
-            size += batch.nbytes
+            size += given
         else:
             yield batch
     yield from _one(pending)
