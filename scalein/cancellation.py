@@ -94,7 +94,8 @@ def run_detached(function: Callable[[], Result]) -> Result:
             errors.append(error)
         done.set()
 
-    threading.Thread(target=run, name="scalein-detached", daemon=True).start()
+    # Not a daemon: at its exit, the process waits for a call that is under way, and does not unload pyarrow below it.
+    threading.Thread(target=run, name="scalein-detached").start()
     try:
         while not done.wait(POLL_S):
             raise_if_cancelled()
