@@ -164,6 +164,7 @@ COLUMN = {
     "like": "use .str.contains, .str.starts_with or .str.matches", "rlike": "use .str.matches",
     "contains": "use .str.contains", "startswith": "use .str.starts_with", "endswith": "use .str.ends_with",
     "substr": "use .str.slice, which counts from 0", "concat": "use +, or si.concat_str(...)",
+    **dict.fromkeys(("cut", "bin"), "use when(column < 10).then(0).when(column < 20).then(1).otherwise(2)"),
     "try_div": "use try_divide", "corr": "use si.corr(x, y)", "cov": "use si.cov(x, y)",
     "null_count": "use si.count().filter(column.is_null())",
     "log10": "use log() / math.log(10)", "log2": "use log() / math.log(2)", "xxhash64": "use hash", "eq": "use ==",
@@ -183,6 +184,8 @@ STR = {
     "substring": "use slice, which counts from 0", "head": "use slice(0, n)", "tail": "use slice(-n)",
     "get": "use slice(i, 1)", "match": "use matches", "rlike": "use matches", "regexp_like": "use matches",
     "regexp_extract": "use extract", "extract_all": "extract gives the first match",
+    **dict.fromkeys(("zfill", "rjust", "pad_start", "lpad"),
+                    'use (si.lit("00000") + column).str.slice(-5) for a width of 5'),
     "find": "contains says whether it is there", "to_integer": "use .cast(pa.int64()) of the column",
     "to_date": "use strptime(pa.date32(), format)", "to_time": 'use .cast(pa.time64("us")) of the column',
     **dict.fromkeys(("to_datetime", "to_timestamp", "parse"), 'use strptime(pa.timestamp("us"), format)'),
@@ -197,6 +200,7 @@ DT = {
     "time": 'use .cast(pa.time64("us")) of the column', "offset_by": "add a timedelta to the column",
     **dict.fromkeys(("to_string", "format", "date_format"), "use strftime(format)"),
     **dict.fromkeys(("convert_time_zone", "tz_convert"), 'use .cast(pa.timestamp("us", zone)) of the column'),
+    **dict.fromkeys(("day_name", "weekday_name"), 'use strftime("%A")'), "month_name": 'use strftime("%B")',
     "days": "use total_days", "seconds": "use total_seconds", "microseconds": "use total_microseconds",
 }  # fmt: skip
 
@@ -262,7 +266,7 @@ MODULE = {
                     "read it with its own library, and begin with from_arrow(table)"),
     **dict.fromkeys(("functions", "F"), "functions are methods of col(...)"),
     "sql": "there is no SQL yet; write it with methods",
-    "all": "use flow.columns, which has the names", "expr": "write the expression with col(...)",
+    "all": "use flow.columns, which has the names", "exclude": "use flow.drop(name)", "expr": "write the expression with col(...)",
     "len": "use count()", "date_trunc": 'use col("x").dt.truncate(every)', "xxhash64": 'use col("x").hash()',
     "explode": "use flow.explode(name)", "desc": "use flow.sort(column, descending=True)",
     "window": "use tumbling or sliding", "session_window": "there are tumbling and sliding windows",
