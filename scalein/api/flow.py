@@ -7,6 +7,7 @@ raised by that call; only what depends on the data waits for `collect`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import pyarrow as pa
@@ -43,6 +44,7 @@ from scalein.ir.internal_names import refuse_internal
 from scalein.ir.literals import as_dtype
 from scalein.ir.printer import dump
 from scalein.ir.resolve import Scope, column, resolve, shown
+from scalein.ir.rewrite import stacked, stream_path
 from scalein.options import Options
 
 if TYPE_CHECKING:
@@ -364,6 +366,28 @@ class Flow(ForeignNames):
         units = in_units(span(delay, "delay", scope.at, zero=True), dtype, "delay", time, scope.at)
         return Flow(ops.Watermark(self.op, time, units, at=scope.at))
 
+    def named(self, name: str) -> Flow:
+        """The same flow, with a name for its last step that has state: group_by, distinct, limit, sort, an outer join.
+
+        A job finds the state of such a step in its checkpoint by this name, also after other steps were inserted,
+        dropped or put in another order. Steps without a name are found by their order.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> clicks = si.from_arrow(pa.table({"user": ["a", "b", "a"]})).group_by("user").agg(n=si.count())
+        >>> clicks.named("clicks").columns
+        ['user', 'n']
+        """
+        at = here(self.op.at)
+        if not isinstance(name, str) or not name:
+            raise BadArgument("named takes the name of a step", at=at, found=repr(name))
+        step = self.op
+        while step.is_row_by_row:
+            (step,) = step.streams
+        if not isinstance(step, ops.Aggregate | ops.Distinct | ops.Limit | ops.OuterJoin | ops.Sort):
+            raise BadArgument("named follows a step that has state, and there is none", at=at, found=repr(name),
+                              hint="name the flow after group_by, distinct, limit, sort or an outer join")
+        return Flow(stacked(stream_path(self.op, step), replace(step, name=name)))
+
     # --- running and looking ---
 
     def collect(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
@@ -515,7 +539,8 @@ class Flow(ForeignNames):
     def start(self, data: object = None, *, sink: object, checkpoint: object = None, every: Duration = "1s",
               emit: str = "final", late: object = "drop", on_error: object = "raise", workers: int | None = None,
               memory: str | int | None = None, max_rows_per_second: float | None = None, savepoint: object = None,
-              bootstrap: Flow | None = None, until: str | None = None, restarts: int = 0) -> Job:
+              bootstrap: Flow | None = None, until: str | None = None, restarts: int = 0,
+              evolve: bool = False) -> Job:
         """Run the flow as a job, in the background: `wait()` for its end, `stop()` it, `scale(n)` it meanwhile.
 
         With a `checkpoint` directory, or the address of one on a filesystem that pyarrow supports ("s3://bucket/job"),
@@ -536,6 +561,11 @@ class Flow(ForeignNames):
         started again, from its last checkpoint, after failures that may pass: of a disk, a network or a sink. One
         failed checkpoint does not end the job; ten in a row do, with growing waits in between, after a minute or more.
 
+        A flow may change between two starts. What differs in filters, joined tables and sinks is reported; aggregates
+        that are gone are ignored, and renamed ones continue. `evolve=True` goes on with aggregates that were added:
+        they begin empty, as if no earlier row had a value for them (a count is 0, a sum null), while all others
+        continue. Other keys or windows are refused. See `named` for steps that change places.
+
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col
         >>> rows = si.to_memory()
@@ -549,7 +579,7 @@ class Flow(ForeignNames):
         from scalein.api.start import start_one
 
         return start_one(self.op, data, sink, checkpoint, savepoint, None if bootstrap is None else _as_op(bootstrap),
-                         every, emit, late, on_error, max_rows_per_second, until, restarts,
+                         every, emit, late, on_error, max_rows_per_second, until, restarts, evolve,
                          Options.make(workers=workers, memory=memory, at=at), at)
 
     def to(self, sink: object) -> FlowOutput:

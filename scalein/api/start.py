@@ -61,7 +61,7 @@ def flow_output(op: ops.Op, sink: object, at: SourceLoc) -> FlowOutput:
 def start(*outputs: FlowOutput, checkpoint: object = None, every: Duration = "1s", emit: str = "final",
           late: object = "drop", on_error: object = "raise", workers: int | None = None,
           memory: str | int | None = None, max_rows_per_second: float | None = None, savepoint: object = None,
-          until: str | None = None, restarts: int = 0) -> Job:
+          until: str | None = None, restarts: int = 0, evolve: bool = False) -> Job:
     """Run several flows as one job, each with its sink: `si.start(views.to(x), alerts.to(y), checkpoint="ckpt/")`.
 
     What the flows have in common is computed once: a source that several begin with is read once (once for each
@@ -93,21 +93,21 @@ def start(*outputs: FlowOutput, checkpoint: object = None, every: Duration = "1s
     bound = [FlowOutput(bind(output.op, None, output.at, "begin it with from_arrow"), output.sink, output.at)
              for output in outputs]
     return _start(bound, checkpoint, savepoint, None, every, emit, late, on_error, max_rows_per_second, until, restarts,
-                  Options.make(workers=workers, memory=memory, at=at), at)
+                  evolve, Options.make(workers=workers, memory=memory, at=at), at)
 
 
 def start_one(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint: object, bootstrap: ops.Op | None,
               every: Duration, emit: str, late: object, on_error: object, rows_per_second: float | None, until: object,
-              restarts: int, options: Options, at: SourceLoc) -> Job:
+              restarts: int, evolve: bool, options: Options, at: SourceLoc) -> Job:
     """The job of a flow, already running."""
     op = bind(op, data, at, "give it here: start(data, ...)")
     return _start([FlowOutput(op, _sink(sink, "sink", at), at)], checkpoint, savepoint, bootstrap, every, emit, late,
-                  on_error, rows_per_second, until, restarts, options, at)
+                  on_error, rows_per_second, until, restarts, evolve, options, at)
 
 
 def _start(outputs: list[FlowOutput], checkpoint: object, savepoint: object, bootstrap: ops.Op | None, every: Duration,
            emit: str, late: object, on_error: object, rows_per_second: float | None, until: object, restarts: int,
-           options: Options, at: SourceLoc) -> Job:
+           evolve: bool, options: Options, at: SourceLoc) -> Job:
     if _JOBS_DISABLED.get():
         raise BadArgument("the script starts a job, but is only looked at", at=at,
                           hint='put it under if __name__ == "__main__":')
@@ -128,6 +128,8 @@ def _start(outputs: list[FlowOutput], checkpoint: object, savepoint: object, boo
         raise BadArgument("max_rows_per_second must be a number above 0", at=at, found=repr(rows_per_second))
     if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
         raise BadArgument("restarts is how often a job may be started again: 0 or more", at=at, found=repr(restarts))
+    if not isinstance(evolve, bool):
+        raise BadArgument("evolve is True or False", at=at, found=repr(evolve))
     if until not in (None, "now"):
         raise BadArgument("until does not know this word", at=at, found=repr(until), has="'now'")
     roots = roots if until is None else _until_now(roots, at)
@@ -148,7 +150,7 @@ def _start(outputs: list[FlowOutput], checkpoint: object, savepoint: object, boo
     roots = null_on_errors(roots) if how_wrong == "null" else roots
     found = tuple(JobOutput(root, output.sink, output.at) for root, output in zip(roots, outputs, strict=True))
     return Job(JobSpec(found, options, sinks, folder, point, bootstrap, every_s, emit, how_late, how_wrong,
-                       rows_per_second, until is not None, restarts, at))
+                       rows_per_second, until is not None, restarts, evolve, at))
 
 
 def _sink(given: object, name: str, at: SourceLoc) -> Sink:

@@ -153,7 +153,7 @@ class Partial(AggregateOperator):
         """With a changelog, each stored group belongs to one window."""
         super().__init__(fragment, context)
         node = aggregate_node(root)
-        self._two = two = by_window(two_phase(node)) if is_told else two_phase(node)
+        self._two = two = by_window(_two_phase(node, context)) if is_told else _two_phase(node, context)
         self._pre_aggregation = PreAggregationProgram(two.partial)
         self._most_groups = most_groups(two.partial.schema.arrow, context.options.memory)
         self._finish = Finalizer(fragment.op, root, node, two.final, context, two)
@@ -164,7 +164,8 @@ class Partial(AggregateOperator):
         return {} if self._two.is_by_column else {ROW: self._row}
 
     def _count_from(self, state: Json) -> None:
-        self._row = 0 if self._two.is_by_column else as_int(as_map(state)[ROW])
+        # A state that numbered no rows has no aggregate whose rows have numbers.
+        self._row = 0 if self._two.is_by_column else as_int(as_map(state).get(ROW, 0))
 
     def _partials(self, morsels: Iterable[Morsel]) -> Batches:
         """Partial groups of rows; those of most rows come with `_taken`.
@@ -205,7 +206,7 @@ class Partial(AggregateOperator):
 
     @cached_property
     def _checked_partial(self) -> PreAggregationProgram:
-        return PreAggregationProgram(two_phase(aggregate_node(compile_flow(self._checked_op))).partial)
+        return PreAggregationProgram(_two_phase(aggregate_node(compile_flow(self._checked_op)), self._context).partial)
 
     def _taken(self) -> Batches:
         """Partial groups of the rows since the last time."""
@@ -269,6 +270,10 @@ def _bits(type_: pa.DataType) -> int | None:
 
 
 # --- programs
+
+
+def _two_phase(node: WindowAggregate, context: Context) -> TwoPhase:
+    return two_phase(node, held=context.columns)
 
 
 def _limits(window: Window) -> tuple[Named, Named]:

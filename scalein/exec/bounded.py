@@ -402,21 +402,9 @@ class _Run:
             data = data.project(names).where(conditions)
             if self._options.memory is not None:
                 data = data.within(self._options.memory // READ_SHARE)
-        for batch in self._releasing(data.read()):
+        memory = self._options.memory
+        for batch in data.read() if memory is None else _releasing(data.read(), memory):
             yield batch if batch.schema.names == names else batch.select(names)
-
-    def _releasing(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches; under a memory limit, memory that Arrow has freed goes back to the system now and then."""
-        if self._options.memory is None:
-            yield from batches
-            return
-        size = 0
-        for batch in batches:
-            size += batch.nbytes
-            yield batch
-            if size > self._options.memory // READ_SHARE:
-                pa.default_memory_pool().release_unused()
-                size = 0
 
     def _union(self, node: Union) -> Iterator[pa.RecordBatch]:
         schema = node.schema.arrow
@@ -467,6 +455,17 @@ class _Run:
             if self._static is None or id(table) in self._static:
                 self._join_tables[id(table)] = known
         return known
+
+
+def _releasing(batches: Iterator[pa.RecordBatch], memory: int) -> Iterator[pa.RecordBatch]:
+    """The batches; memory that Arrow has freed goes back to the system now and then."""
+    size = 0
+    for batch in batches:
+        size += batch.nbytes
+        yield batch
+        if size > memory // READ_SHARE:
+            pa.default_memory_pool().release_unused()
+            size = 0
 
 
 def _step(node: Node) -> str:

@@ -29,9 +29,11 @@ from scalein.exec.bounded import Program
 from scalein.exec.error_location import located
 from scalein.exec.fragments import Fragment, over, placeholder
 from scalein.ir import ops
+from scalein.ir.partials import StateColumns
 from scalein.ir.physical import Node, Scan, walk_nodes
 from scalein.options import Options
 from scalein.state import LogStore
+from scalein.state.migration import Migration
 from scalein.state.row_buffer import RowBuffer
 from scalein.storage.checked_json import Json, as_int, as_map
 
@@ -66,6 +68,9 @@ class Context:
     timeless: Callable[[int], None]
     failed: Callable[[pa.RecordBatch, int, ComputeError], None] | None  # a row of a batch; None: an error ends the job
     has_checkpoints: bool = True
+    columns: StateColumns | None = None  # of partial groups, if some began later than others
+    migration: Migration | None = None  # of a state with other columns
+    holds_rows: bool = False  # of a group, instead of partial groups
 
 
 class Operator(Protocol):
@@ -354,9 +359,26 @@ def run_by_watermark(morsels: Iterable[Morsel], run: Callable[[Batches], Batches
 def open_store(context: Context, key: pa.Schema, value: pa.Schema, state: Json, reserved_bytes: int = 0) -> LogStore:
     """An operator's store, at the snapshot that a checkpoint names; some of its memory is `reserved` for others."""
     memory = None if context.options.memory is None else context.options.memory - reserved_bytes
-    return LogStore.open(context.folder, key=key, value=value, memory=memory,
-                         snapshot=None if state is None else as_int(as_map(state)["snapshot"]),
-                         workers=MAX_WORKERS, keep=RETAINED_SNAPSHOTS)
+    snapshot = None if state is None else as_int(as_map(state)["snapshot"])
+    store = LogStore.open(context.folder, key=key, value=value, memory=memory,
+                          snapshot=snapshot if context.migration is None else None,
+                          workers=MAX_WORKERS, keep=RETAINED_SNAPSHOTS)
+    if context.migration is None or snapshot is None:
+        return store
+    try:
+        context.migration.fill_store(store, pa.schema([*key, *value]), snapshot, memory)
+    except BaseException:
+        store.abandon()
+        raise
+    return store
+
+
+def restore_rows(context: Context, rows: RowBuffer, state: Json) -> None:
+    """The rows that a checkpoint names."""
+    if context.migration is None:
+        rows.restore(state)
+    else:
+        context.migration.fill_rows(rows, state)
 
 
 def snapshot_store(store: LogStore) -> SnapshotFuture:

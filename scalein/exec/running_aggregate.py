@@ -37,7 +37,7 @@ from scalein.exec.operator import (
 from scalein.ir import ops
 from scalein.ir.exprs import Named
 from scalein.ir.internal_names import internal
-from scalein.ir.partials import row_values
+from scalein.ir.partials import TwoPhase, row_values
 from scalein.ir.passes.aggregate_layout import aggregate_table
 from scalein.ir.physical import Node
 from scalein.state import LogStore
@@ -80,11 +80,12 @@ class RunningAggregate(Partial):
         # Checkpoints of earlier versions have no index: it is filled from the store when the first window closes.
         self._is_indexed = state is None or EXPIRY in as_map(state)
         if state is not None and self._is_indexed:
-            self._expiry.restore(as_map(state)[EXPIRY])
+            self._expiry.restore(context, as_map(state)[EXPIRY])
         if state is not None:
             self._count_from(state)
-        is_by_row = state is not None and as_map(state)["by_row"] is True and self.changes is None
-        self._rows = ByRow(fragment, context, self._store) if is_by_row else None
+        is_by_row = state is not None and as_map(state)["by_row"] is True and (
+            self.changes is None and self._two.is_by_column)
+        self._rows = ByRow(fragment, context, self._store, self._two) if is_by_row else None
 
     @cached_property
     def _store(self) -> LogStore:
@@ -102,7 +103,7 @@ class RunningAggregate(Partial):
         if self._pre_aggregation.partitioned_bytes > MAX_PARTITIONED_BYTES:
             self.flush()
         if self._has_many and self.changes is None and self._two.is_by_column:
-            self._rows = ByRow(self._fragment, self._context, self._store)
+            self._rows = ByRow(self._fragment, self._context, self._store, self._two)
         if self.changes is not None:
             found += self._merged(self._taken())
         return [Morsel(batch, None) for batch in found]
@@ -256,12 +257,13 @@ class RunningAggregate(Partial):
 class ByRow:
     """Rows straight into the store: where groups are nearly as many as rows, partial ones would only be in the way."""
 
-    def __init__(self, fragment: Fragment, context: Context, store: LogStore) -> None:
+    def __init__(self, fragment: Fragment, context: Context, store: LogStore, two: TwoPhase) -> None:
         state = fragment.state
         assert isinstance(state, ops.Aggregate)
         self._store, self._context = store, context
-        table = aggregate_table(state.keys, None, state.aggs)
-        values = [(f"#acc{k}", *value) for k, value in enumerate(row_values(table))]
+        wanted = state.narrow({output.name for output in two.final.table.outputs})
+        of_accs = row_values(aggregate_table(state.keys, None, wanted.aggs))
+        values = [(column.name, *of_accs[column.accs[0]]) for column in two.partial.table.outputs]
         self._functions = {name: function for name, _, function in values}
         given = [(name, expr) for name, expr, _ in values if expr is not None]
         items = [*state.keys, *(Named(internal(f"given{k}"), expr) for k, (_, expr) in enumerate(given))]

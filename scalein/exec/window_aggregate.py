@@ -24,7 +24,7 @@ import pyarrow as pa
 from scalein.compiler import compile_flow
 from scalein.errors import BadArgument, ComputeError
 from scalein.exec import ring, speculation
-from scalein.exec.aggregate_operator import FOREVER, ROW, Finalizer, Partial, aggregate_node
+from scalein.exec.aggregate_operator import FOREVER, Finalizer, Partial, aggregate_node
 from scalein.exec.bounded import PreAggregationProgram, Program, RingPreAggregationProgram
 from scalein.exec.close_batches import Part
 from scalein.exec.error_location import located
@@ -41,12 +41,11 @@ from scalein.exec.operator import (
 from scalein.exec.running_aggregate import RunningAggregate
 from scalein.exec.window_close import WindowCloser
 from scalein.ir import ops
-from scalein.ir.partials import fits, has_parts, width
+from scalein.ir.partials import fits
 from scalein.ir.passes.aggregate_layout import aggregate_table
 from scalein.ir.physical import Node, Scan, identity
-from scalein.layout import MAX_KEYS, MAX_VALUES
 from scalein.state.row_buffer import BufferSegment, RowBuffer
-from scalein.storage.checked_json import Json, as_map
+from scalein.storage.checked_json import Json
 
 MIN_COMBINED_ROWS = 1 << 20  # buffered partial groups below this number are not combined
 MAX_BATCHES = 512  # buffered, before they are combined
@@ -63,13 +62,9 @@ def open_aggregate(fragment: Fragment, context: Context, state: Json, emit: str)
     """The operator that suits an aggregation's table and how its results are emitted."""
     root = fragment.program("whole", lambda: fragment.op)
     table = aggregate_node(root).table
-    is_narrow = len(table.keys) < MAX_KEYS and width(table) <= MAX_VALUES
     if emit == "changes" and not fits(table):
         _refuse_changes(fragment)
-    if not fits(table) or (not is_narrow and (table.window is None or emit == "changes")):
-        return BufferedAggregate(fragment, context, state)
-    if state is not None and has_parts(table) and ROW not in as_map(state):
-        # As the first versions of format 1 kept these, and it goes on so.
+    if context.holds_rows:
         return BufferedAggregate(fragment, context, state)
     if table.window is None or emit == "changes":
         return RunningAggregate(fragment, context, root, state, emit)

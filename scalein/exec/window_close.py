@@ -16,7 +16,7 @@ from scalein.arrow_rows import from_numpy
 from scalein.exec.aggregate_operator import FOREVER, AggregateOperator, Finalizer
 from scalein.exec.close_batches import KeyShares, Part, most_bytes, parts_of
 from scalein.exec.event_time import as_integers, extent
-from scalein.exec.operator import Batches, SnapshotFuture, files_of, filtered
+from scalein.exec.operator import Batches, SnapshotFuture, files_of, filtered, restore_rows
 from scalein.ir.exprs import Expr, columns
 from scalein.ir.windows import Window
 from scalein.state.row_buffer import BufferSegment, RowBuffer
@@ -147,7 +147,7 @@ class WindowCloser(AggregateOperator):
 
     def _restore(self, state: Json) -> None:
         if state is not None:
-            self._log.restore(state)
+            restore_rows(self._context, self._log, state)
             self._closed = as_int(as_map(state)["closed"])
             self._count_from(state)
 

@@ -8,7 +8,7 @@ last manifest, and no row is lost or duplicated.
     <checkpoint>/run                       the number of the last one
     <checkpoint>/epoch-0000000007.json     the manifests of the last epochs
     <checkpoint>/committed                 the checksum of the newest one whose output is known to be visible
-    <checkpoint>/state-<segment>/          the stores of the flow's fragments
+    <checkpoint>/state-0/                  the state of an operator; epochs name the folders (`exec/evolution.py`)
     <checkpoint>/_...                      one that was being written
     <checkpoint>/savepoints/<name>/        an epoch and its state that stay for good
 

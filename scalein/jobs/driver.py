@@ -115,7 +115,7 @@ class Driver:
                                      for sink, output in zip(self._outputs, plan.outputs, strict=True)])
         dead_letters = DeadLetters(self._failed) if plan.on_error == "sink" else None
         output = OutputSpec(roles, plan.emit, self._late, "late" in plan.side_sinks, dead_letters,
-                            plan.checkpoint is not None)
+                            plan.checkpoint is not None, plan.evolve)
         options = replace(plan.options, memory=plan.memory.kept)
         roots = [each.op for each in plan.outputs]
         self.graph = JobGraph(roots, options, output, folder, epoch, self.metrics, plan.at)

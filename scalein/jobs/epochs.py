@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalein.errors import BadArgument, ScaleinError, StoreFailed
+from scalein.exec.evolution import folder_name, states_by_folder
 from scalein.jobs.checkpoint import SAVEPOINTS, Checkpoint
-from scalein.jobs.recovery import states_by_folder
 from scalein.state import LogStore, format, manifest
 from scalein.state.row_buffer import verify_files
 from scalein.storage.checked_json import Json, as_int, as_map, as_text
@@ -67,7 +67,7 @@ def _read(checkpoint: Checkpoint, number: int) -> EpochInfo:
         rows_in, rows_out = as_int(counters["rows_in"]), as_int(counters["rows_out"])
         sinks = tuple((as_text(kind), str(places.get(name, ""))) for name, kind in as_map(epoch["sinks"]).items())
         for folder, state in states_by_folder(epoch).items():
-            _verify(checkpoint.path / f"state-{folder}", state)
+            _verify(checkpoint.path / folder_name(folder), state)
     except ScaleinError as error:
         damage = f"{error.what}: {error.facts.get('file', '')}".removesuffix(": ")
     except (ValueError, KeyError) as error:
@@ -79,7 +79,7 @@ def files_of_epoch(path: Path, epoch: dict[str, Json]) -> list[str]:
     """The files of state that an epoch needs, below the folder of its checkpoint."""
     found = []
     for number, state in states_by_folder(epoch).items():
-        folder = f"state-{number}"
+        folder = folder_name(number)
         for about in _parts(state):
             found += [f"{folder}/{name}" for name in as_map(about.get("files", {}))]
             if "snapshot" in about:

@@ -6,7 +6,6 @@ results of windows that it closes pass the operators downstream.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,8 +22,9 @@ from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.exec import fragments as cutting
 from scalein.exec.changelog import check as check_changes
-from scalein.exec.compatibility import described, signature
+from scalein.exec.compatibility import check_emit, described, signature
 from scalein.exec.event_time import extent, extents
+from scalein.exec.evolution import folder_name, remove_unnamed, resume, states_by_folder
 from scalein.exec.fragments import Fragment, SourceEdge
 from scalein.exec.operator import Context, Morsel, Operator, SnapshotFuture, open_operator
 from scalein.exec.operator_metrics import OperatorMetrics
@@ -35,14 +35,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import type_of
 from scalein.jobs.dead_letters import DeadLetters
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.recovery import (
-    RestoredStates,
-    label,
-    restored_positions,
-    restored_states,
-    restored_watermark,
-    states_by_folder,
-)
+from scalein.jobs.recovery import label, restored_positions, restored_watermark, state_numbers
 from scalein.jobs.source_inputs import SourceInput, source_input_of
 from scalein.jobs.source_readers import Reader, SourceBatch
 from scalein.options import Options
@@ -61,6 +54,7 @@ class OutputSpec:
     keeps_late: bool  # with all their columns
     dead_letters: DeadLetters | None
     has_checkpoints: bool = True
+    evolve: bool = False  # aggregates that the checkpoint does not have begin empty
 
 
 class JobGraph:
@@ -69,14 +63,18 @@ class JobGraph:
     def __init__(self, roots: Sequence[ops.Op], options: Options, output: OutputSpec, folder: Path,
                  epoch: dict[str, Json] | None, metrics: Metrics, at: SourceLoc) -> None:
         self.metrics, self._options, self._emit, self._at = metrics, options, output.emit, at
+        numbers, has_lost_outputs = state_numbers(epoch, output.roles) if epoch is not None else ([], False)
+        roots, self._resumed = resume(roots, epoch, numbers, folder if output.has_checkpoints else None, output.emit,
+                                      output.evolve, at)
         self._roots, self._roles, self._dead_letters = roots, output.roles, output.dead_letters
         self._skipped_before, self._folder = row_groups_skipped(*roots), folder
         self._edges = cutting.cut_together(roots, output.emit)
         self._fragments = cutting.fragments(self._edges)
         self._ends = [next(each for each in self._fragments if number in each.outputs) for number in range(len(roots))]
         cutting.check_bounded(self._edges, self.is_bounded, output.emit, at)
-        self._states: RestoredStates = restored_states(epoch, self._upstream, self._fragments, self._emit_mode, at)
-        known = restored_positions(epoch, self._edges, self._states.has_lost_outputs, at)
+        if epoch is not None:
+            check_emit(epoch, self._emit_mode, at)
+        known = restored_positions(epoch, self._edges, has_lost_outputs, at)
         self._context: list[Context] = []
         self._inputs: list[SourceInput] = []
         self._rounds = Rounds([], output.emit)
@@ -97,11 +95,12 @@ class JobGraph:
         timelines = self._timelines(epoch)
         nodes: dict[int, Node] = {}
         try:
-            for fragment in self._fragments:
-                context = Context(self._options, self._folder / f"state-{self._states.folder_of(fragment)}",
-                                  output.late, output.keeps_late, self._count_timeless, failed, output.has_checkpoints)
+            for fragment, found in zip(self._fragments, self._resumed, strict=True):
+                context = Context(self._options, self._folder / folder_name(found.folder), output.late,
+                                  output.keeps_late, self._count_timeless, failed, output.has_checkpoints,
+                                  found.columns, found.migration, found.holds_rows)
                 self._context.append(context)
-                operator = open_operator(fragment, context, self._states.state_of(fragment), self._emit_of(fragment))
+                operator = open_operator(fragment, context, found.state, self._emit_of(fragment))
                 name = "rows" if fragment.state is None else type(fragment.state).__name__.lower()
                 nodes[id(fragment)] = Node(operator, OperatorMetrics(name), timelines[id(fragment)],
                                            fragment.window is not None, outputs=fragment.outputs)
@@ -442,7 +441,8 @@ class JobGraph:
             for role in self._roles}  # fmt: skip
         return {"sources": sources, "watermark": self.watermark, "steps": self.signature, "flow": self.described,
                 "emit": self._emit_mode, "outputs": outputs,
-                "folders": [self._states.folder_of(each) for each in stateful]}, frozen
+                "operators": self.stateful([each.record for each in self._resumed]),
+                "folders": self.stateful([each.folder for each in self._resumed])}, frozen
 
     def retain(self, kept: list[dict[str, Json]]) -> None:
         """Remove the state that no retained epoch names."""
@@ -450,13 +450,10 @@ class JobGraph:
         for epoch in kept:
             with suppress(ValueError, KeyError):  # one that says something else could not be gone on from anyway
                 named.append(states_by_folder(epoch))
-        for fragment, step in zip(self._fragments, self.steps, strict=True):
-            folder = self._states.folder_of(fragment)
-            step.retain([each[folder] for each in named if fragment.state is not None and folder in each])
-        for folder in list(self._states.lost):
-            if not any(folder in each for each in named):
-                self._states.lost.remove(folder)
-                shutil.rmtree(self._folder / f"state-{folder}", ignore_errors=True)
+        for found, step in zip(self._resumed, self.steps, strict=True):
+            step.retain([each[found.folder] for each in named if found.folder in each])
+        remove_unnamed(self._folder, {folder for each in named for folder in each}
+                       | {each.folder for each in self._resumed})
 
     def stateful(self, states: list[Json]) -> list[Json]:
         """Of all operators' states, those that an epoch stores."""

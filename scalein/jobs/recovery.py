@@ -1,9 +1,10 @@
-"""Recovery: what a job resumes with: the state of each operator and the offsets of each source, from an epoch.
+"""Recovery: what a job resumes with, from an epoch: the outputs and the offsets of each source.
 
-`Checkpoint.recovered` chooses the newest whole epoch; here its states and offsets find their operators and sources;
-`source_inputs.py` positions the readers, and operators open their state at the version that the epoch names. Sources
-are identified by name (`label`), so the inputs of a union may change places; those with the same name are identified
-by their order. An offset has no meaning for another source, so a source with a new name is refused.
+`Checkpoint.recovered` chooses the newest whole epoch; its states find their operators in `exec/evolution.py`, and its
+offsets their sources here; `source_inputs.py` positions the readers, and operators open their state at the version that
+the epoch names. Sources are identified by name (`label`), so the inputs of a union may change places; those with the
+same name are identified by their order. An offset has no meaning for another source, so a source with a new name is
+refused.
 
 Outputs are identified by where they write to and by their flow, so they may change places as well; one may be left out,
 and its state is dropped, but a new one is refused: it would begin in the middle. An epoch knows an output by its role,
@@ -20,7 +21,7 @@ from functools import cached_property
 
 from scalein.connectors.base import BoundSource
 from scalein.errors import BadArgument, SourceLoc, warn
-from scalein.exec.compatibility import HINT, check_same, described, signature
+from scalein.exec.compatibility import HINT, described
 from scalein.exec.fragments import Fragment, SourceEdge, fragments
 from scalein.ir import ops
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
@@ -101,67 +102,10 @@ def _outputs(epoch: dict[str, Json]) -> dict[str, dict[str, Json]]:
     return {role: as_map(about) for role, about in as_map(epoch["outputs"]).items()}
 
 
-def _folders(epoch: dict[str, Json]) -> list[int]:
-    """The number of the folder of each state."""
-    count = len(as_list(epoch["states"]))
-    found = [as_int(each) for each in as_list(epoch.get("folders", [*range(count)]))]
-    if len(found) != count or len(set(found)) != count:
-        raise ValueError(f"{count} states in the folders {found}")
-    return found
-
-
-def states_by_folder(epoch: dict[str, Json]) -> dict[int, Json]:
-    """The states of an epoch by the numbers of their folders."""
-    return dict(zip(_folders(epoch), as_list(epoch["states"]), strict=True))
-
-
-class RestoredStates:
-    """The state of each fragment in an epoch, and the number of its folder."""
-
-    def __init__(self, fragments: list[Fragment]) -> None:
-        stateful = [fragment for fragment in fragments if fragment.state is not None]
-        self._folders = {id(fragment): number for number, fragment in enumerate(stateful)}
-        self._states: dict[int, Json] = {}
-        self.lost: set[int] = set()  # folders of outputs that are no more
-        self.has_lost_outputs = False
-
-    def folder_of(self, fragment: Fragment) -> int:
-        """Without state, a fragment uses none."""
-        return self._folders.get(id(fragment), len(self._folders))
-
-    def state_of(self, fragment: Fragment) -> Json:
-        return self._states.get(id(fragment))
-
-    def restore(self, fragment: Fragment, folder: int, state: Json) -> None:
-        self._folders[id(fragment)], self._states[id(fragment)] = folder, state
-
-
-def restored_states(epoch: dict[str, Json] | None, outputs: dict[str, list[Fragment]], fragments: list[Fragment],
-                    emit: str, at: SourceLoc) -> RestoredStates:
-    """The states of an epoch. `outputs` has, by role, the fragments with state that an output depends on."""
-    found = RestoredStates(fragments)
-    if epoch is None:
-        return found
-    states, steps = as_list(epoch["states"]), as_list(epoch["steps"])
-    folders, known = _folders(epoch), _outputs(epoch)
-    owners: dict[int, int] = {}  # the number of a fragment's state, by fragment
-    for role, own in outputs.items():
-        numbers = [as_int(each) for each in as_list(known[role]["states"])]
-        if any(not 0 <= number < min(len(steps), len(states)) for number in numbers):
-            raise ValueError(f"the states {numbers} of {len(states)}")
-        about = epoch if "outputs" not in epoch else {**epoch, "steps": [steps[number] for number in numbers]}
-        check_same(about, [signature(fragment) for fragment in own], emit, at)
-        if len(numbers) != len(own) or any(states[number] is None for number in numbers):
-            raise ValueError(f"{len(states)} states of a flow that keeps others")
-        for fragment, number in zip(own, numbers, strict=True):
-            if owners.setdefault(id(fragment), number) != number or sum(
-                    other == number for other in owners.values()) > 1:
-                raise BadArgument("outputs of this job share other steps than when the checkpoint was written", at=at,
-                                  step=str(steps[number]), hint=HINT)
-            found.restore(fragment, folders[number], states[number])
-    found.has_lost_outputs = len(known) > len(outputs)
-    found.lost = {folder for number, folder in enumerate(folders) if number not in owners.values()}
-    return found
+def state_numbers(epoch: dict[str, Json], roles: Sequence[str]) -> tuple[list[list[int]], bool]:
+    """Which of an epoch's states each output has, and whether the epoch has outputs that are no more."""
+    known = _outputs(epoch)
+    return [[as_int(each) for each in as_list(known[role]["states"])] for role in roles], len(known) > len(roles)
 
 
 def label(source: ops.Source) -> str:

@@ -71,6 +71,7 @@ class JobSpec:
     rows_per_second: float | None
     until_now: bool  # endless sources end with what is there, and windows stay open for the next run
     restarts: int  # after failures that may pass
+    evolve: bool  # aggregates may have been added since the checkpoint
     at: SourceLoc
 
     @property

@@ -115,6 +115,15 @@ class RowBuffer:
             with self._writing:
                 self._pinned.remove(segments)
 
+    def stored_schema(self, segment: BufferSegment) -> pa.Schema:
+        """The columns of a segment's file, as an earlier flow wrote them."""
+        path = self.folder / segment.file
+        try:
+            with pa.OSFile(str(path)) as file:
+                return pa.ipc.open_file(file).schema
+        except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
+            raise Damaged("buffered rows cannot be read", file=path, found=error) from error
+
     def batch(self, segment: BufferSegment) -> pa.RecordBatch:
         found = segment.batch  # read once: another thread may drop it from memory
         if found is not None:
