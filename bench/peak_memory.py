@@ -1,8 +1,9 @@
 """Peak memory of runs under `memory=`: each case in a process of its own, over files that are not held in memory.
 
-`python -m bench.peak_memory [--memory 256MB] [--workers N] [case ...]` prints, for each case, the peak RSS above that
-of the process just before the run, and the seconds it took. Results are consumed batch by batch. `--memory none` sets
-no limit. The files are written once, into a folder of the system's temporary directory.
+`python -m bench.peak_memory [--memory 256MB] [--workers N] [case ...]` prints, for each case, the peak of anonymous
+memory (mapped files of the input do not count) above that just before the run, and the seconds it took. Results are
+consumed batch by batch. `--memory none` sets no limit. The files are written once, into a folder of the
+system's temporary directory.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +27,7 @@ import pyarrow.parquet as pq
 FOLDER = Path(tempfile.gettempdir()) / "scalein-peak-memory"
 CHUNK = 1 << 20
 MB = 10**6
+SAMPLE_S = 0.005
 
 
 def _number_rows(rows: int, seed: int) -> Iterator[pa.Table]:
@@ -101,14 +104,21 @@ def run_case(name: str, memory: str | None, workers: int | None) -> dict[str, fl
 
     path = FOLDER / f"{file}.parquet"
     sample = pq.ParquetFile(path).schema_arrow.empty_table()
-    list(make(si.from_arrow(sample)).batches(memory=memory)) if "join" not in name else None
-    with open("/proc/self/clear_refs", "w") as clear:  # VmHWM starts again
-        clear.write("5")
-    before, started, rows = _status("VmRSS"), time.perf_counter(), 0
+    if "join" not in name:
+        list(make(si.from_arrow(sample)).batches(memory=memory))
+    before, started, rows = _status("RssAnon"), time.perf_counter(), 0
+    done, peaks = threading.Event(), [before]
+
+    def watch() -> None:
+        while not done.wait(SAMPLE_S):
+            peaks.append(_status("RssAnon"))
+
+    threading.Thread(target=watch, daemon=True).start()
     for batch in make(si.read_parquet(str(path))).batches(memory=memory, workers=workers):
         rows += batch.num_rows
+    done.set()
     return {"rows": rows, "seconds": time.perf_counter() - started, "before": before / MB,
-            "peak": (_status("VmHWM") - before) / MB, "after": (_status("VmRSS") - before) / MB}
+            "peak": (max(peaks) - before) / MB, "after": (_status("RssAnon") - before) / MB}
 
 
 def write_files() -> None:

@@ -21,6 +21,7 @@ from scalein.api.sources import (
     read_json,
     read_parquet,
 )
+from scalein.api.start import start
 from scalein.api.windows import sliding, tumbling
 from scalein.connectors.base import Sink, Source
 from scalein.errors import (
@@ -87,6 +88,7 @@ __all__ = [
     "read_json",
     "read_parquet",
     "sliding",
+    "start",
     "struct",
     "to_callback",
     "to_console",

@@ -81,6 +81,55 @@ def taken(array: pa.Array, rows: pa.Array) -> pa.Array:
         return _pieced(array, rows)
 
 
+def scattered(array: pa.Array, places: np.ndarray, values: pa.Array) -> pa.Array:
+    """An array with other values at some places.
+
+    >>> scattered(pa.array([1, 2, 3]), np.array([2, 0]), pa.array([30, 10])).to_pylist()
+    [10, 2, 30]
+    """
+    old, new = _fixed_bytes(array), _fixed_bytes(values)
+    if old is not None and new is not None:
+        old = old.copy()
+        if len(new):
+            old[places] = new
+        return pa.Array.from_buffers(array.type, len(array), [None, pa.py_buffer(old)])
+    rows = np.arange(len(array))
+    rows[places] = len(array) + np.arange(len(values))
+    return taken(pa.concat_arrays([array, values]), from_numpy(rows))
+
+
+def _fixed_bytes(array: pa.Array) -> np.ndarray | None:
+    """The values of an array without nulls, of one width in bytes, as words; None for other arrays."""
+    is_plain = pa.types.is_primitive(array.type) and not pa.types.is_boolean(array.type)
+    if array.null_count or not (is_plain or pa.types.is_decimal128(array.type)):
+        return None
+    width = array.type.bit_width // 8
+    dtype, words = np.dtype(f"u{min(width, 8)}"), max(1, width // 8)
+    if not len(array):
+        return np.empty((0, words), dtype)
+    found = np.frombuffer(array.buffers()[1], dtype, len(array) * words, array.offset * width)
+    return found if words == 1 else found.reshape(-1, words)
+
+
+def verified(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch that was read from a file, if kernels may read it; ArrowInvalid if not. A checksum can be forged.
+
+    It has the columns of the schema and nulls only where these may be, every buffer is as large as the rows need, and
+    all offsets and codes are within what they refer to.
+    """
+    if batch.schema.names != schema.names or batch.schema.types != schema.types:
+        raise pa.ArrowInvalid("it has other columns")
+    batch.validate()
+    for field, column in zip(schema, batch.columns, strict=True):
+        if not field.nullable and column.null_count:
+            raise pa.ArrowInvalid(f"{field.name} has nulls")
+        if any(buffer is not None and buffer.address % 8 for buffer in column.buffers()):
+            raise pa.ArrowInvalid(f"{field.name} is not aligned")
+        if not (pa.types.is_primitive(field.type) or pa.types.is_decimal(field.type)):  # their sizes are all there is
+            column.validate(full=True)
+    return batch
+
+
 def _without_views(arrow: pa.DataType) -> pa.DataType:
     """The type with plain text and binary in the place of views, at any depth."""
     if pa.types.is_string_view(arrow):

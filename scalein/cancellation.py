@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import TypeVar
 
@@ -44,12 +44,16 @@ def raise_if_cancelled() -> None:
         raise KeyboardInterrupt
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> AbstractContextManager[None]:
     """A run in this thread: Ctrl-C ends it, whichever thread this is."""
-    if threading.current_thread() is threading.main_thread():
-        yield
-        return
+    return _NOTHING if threading.get_ident() == threading.main_thread().ident else _registered()
+
+
+_NOTHING = nullcontext()
+
+
+@contextmanager
+def _registered() -> Iterator[None]:
     thread = threading.get_ident()  # of the run: an abandoned iterator may be closed by another
     _running[thread] = _running.get(thread, 0) + 1
     try:

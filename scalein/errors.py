@@ -119,7 +119,8 @@ class ScaleinError(Exception):
             self.args = (_text(self.what, self.facts),)
 
     def add(self, name: str, fact: object) -> None:
-        """Add a fact, before the hint."""
+        """Add a fact, before the hint; or the hint."""
+        self.hint = str(fact) if name == "hint" else self.hint
         hint = {"hint": self.hint} if self.hint else {}
         self.facts = {**{each: text for each, text in self.facts.items() if each != "hint"}, name: str(fact), **hint}
         self.args = (_text(self.what, self.facts),)

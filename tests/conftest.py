@@ -1,13 +1,14 @@
-"""The golden fixture (text compared with a file that `pytest --update-golden` writes), the seed of examples, and the
-Spark session that all tests of a process share.
+"""The golden fixture (text compared with a file that `pytest --update-golden` writes), the seed of examples, syncs that
+do not wait, and the Spark session that all tests of a process share.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,18 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     name = re.sub(r"[^\w.=-]+", "_", request.node.name).strip("_")
     update = bool(request.config.getoption("--update-golden"))
     return Golden(_GOLDEN / Path(request.node.path).stem / f"{name}.txt", update)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def real_syncs() -> Iterator[dict[str, Callable[[int], None]]]:
+    """The functions that wait for the disk; tests do not wait. The kernel holds what was written, and no test cuts its
+    power: those of power cuts have disks of their own. `fstat` refuses the handles that a sync would refuse.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        real = {name: getattr(os, name) for name in ("fsync", "fdatasync")}
+        for name in real:
+            patch.setattr(os, name, os.fstat)
+        yield real
 
 
 @pytest.fixture(scope="session")

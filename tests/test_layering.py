@@ -49,7 +49,7 @@ HEAVY = ("asyncio", "ast", "concurrent.futures", "csv", "difflib", "duckdb", "ht
 ENGINE = ("llvmlite", "scalein.compiler", "scalein.exec", "scalein.kernels", "scalein.llvm_backend")
 COMPILER = ("llvmlite.binding", "llvmlite.ir", "scalein.llvm_backend.jit", "scalein.llvm_backend.stage")
 IMPORT_LIMIT_S = 0.1
-CI_FACTOR = 5  # a busy machine of two cores is no stopwatch
+CI_FACTOR = 5  # seconds of the CPU, which another process may have made slow
 
 
 class Import(NamedTuple):
@@ -144,9 +144,9 @@ _IMPORT = """
 import sys, time
 import pyarrow
 before = set(sys.modules)
-start = time.perf_counter()
+start = time.process_time()
 import scalein
-print(time.perf_counter() - start, *(set(sys.modules) - before))
+print(time.process_time() - start, *(set(sys.modules) - before))
 """
 
 _ANSWER = """

@@ -7,7 +7,8 @@ raised by that call; only what depends on the data waits for `collect`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import pyarrow as pa
 
@@ -43,10 +44,12 @@ from scalein.ir.internal_names import refuse_internal
 from scalein.ir.literals import as_dtype
 from scalein.ir.printer import dump
 from scalein.ir.resolve import Scope, column, resolve, shown
+from scalein.ir.rewrite import stacked, stream_path
 from scalein.options import Options
 
 if TYPE_CHECKING:
     from scalein.api.graph import Graph
+    from scalein.api.start import FlowOutput
     from scalein.connectors.sinks.file_writers import WriteFormat
     from scalein.jobs.job import Job
 
@@ -363,14 +366,37 @@ class Flow(ForeignNames):
         units = in_units(span(delay, "delay", scope.at, zero=True), dtype, "delay", time, scope.at)
         return Flow(ops.Watermark(self.op, time, units, at=scope.at))
 
+    def named(self, name: str) -> Flow:
+        """The same flow, with a name for its last step that has state: group_by, distinct, limit, sort, an outer join.
+
+        A job finds the state of such a step in its checkpoint by this name, also after other steps were inserted,
+        dropped or put in another order. Steps without a name are found by their order.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> clicks = si.from_arrow(pa.table({"user": ["a", "b", "a"]})).group_by("user").agg(n=si.count())
+        >>> clicks.named("clicks").columns
+        ['user', 'n']
+        """
+        at = here(self.op.at)
+        if not isinstance(name, str) or not name:
+            raise BadArgument("named takes the name of a step", at=at, found=repr(name))
+        step = self.op
+        while step.is_row_by_row:
+            (step,) = step.streams
+        if not isinstance(step, ops.Aggregate | ops.Distinct | ops.Limit | ops.OuterJoin | ops.Sort):
+            raise BadArgument("named follows a step that has state, and there is none", at=at, found=repr(name),
+                              hint="name the flow after group_by, distinct, limit, sort or an outer join")
+        return Flow(stacked(stream_path(self.op, step), replace(step, name=name)))
+
     # --- running and looking ---
 
     def collect(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
                 cpu: str | None = None) -> pa.Table:
         """The whole result as a table. `data` is for flows that begin with `si.flow(schema)`.
 
-        `memory="1GB"` limits what an aggregation of many groups holds; what is more goes to disk meanwhile, but for the
-        input's own text.
+        `memory="1GB"` limits what aggregations, sorts and joins hold; what is more goes to disk meanwhile. The rows of
+        one group whose values are all needed (quantiles, lists), the table of a right or outer join, and the keys of
+        `distinct` are held in memory, however many they are.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col
@@ -513,11 +539,13 @@ class Flow(ForeignNames):
     def start(self, data: object = None, *, sink: object, checkpoint: object = None, every: Duration = "1s",
               emit: str = "final", late: object = "drop", on_error: object = "raise", workers: int | None = None,
               memory: str | int | None = None, max_rows_per_second: float | None = None, savepoint: object = None,
-              bootstrap: Flow | None = None, until: str | None = None, restarts: int = 0) -> Job:
+              bootstrap: Flow | None = None, until: str | None = None, restarts: int = 0,
+              evolve: bool = False) -> Job:
         """Run the flow as a job, in the background: `wait()` for its end, `stop()` it, `scale(n)` it meanwhile.
 
-        With a `checkpoint` directory, everything is saved `every` so often; started again with the same one, after a
-        stop or a crash, the job goes on where it was, and no row is lost or written twice. `emit` is "final" (a window
+        With a `checkpoint` directory, or the address of one on a filesystem that pyarrow supports ("s3://bucket/job"),
+        everything is saved `every` so often; started again with the same one, after a stop or a crash, the job goes on
+        where it was, and no row is lost or written twice. `emit` is "final" (a window
         when it closes, a running aggregate at the end) or "changes" (each group whenever it changed, with a column
         `op`). `late` is "drop", "error", or a sink for rows that come after all their windows have closed; `on_error`
         is "raise", "null" (an expression that fails in a row is null there, and so is a field of a CSV or JSON line
@@ -533,6 +561,11 @@ class Flow(ForeignNames):
         started again, from its last checkpoint, after failures that may pass: of a disk, a network or a sink. One
         failed checkpoint does not end the job; ten in a row do, with growing waits in between, after a minute or more.
 
+        A flow may change between two starts. What differs in filters, joined tables and sinks is reported; aggregates
+        that are gone are ignored, and renamed ones continue. `evolve=True` goes on with aggregates that were added:
+        they begin empty, as if no earlier row had a value for them (a count is 0, a sum null), while all others
+        continue. Other keys or windows are refused. See `named` for steps that change places.
+
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col
         >>> rows = si.to_memory()
@@ -543,11 +576,25 @@ class Flow(ForeignNames):
         {'x': [2, 3]}
         """
         at = here(self.op.at)
-        from scalein.api.start import start
+        from scalein.api.start import start_one
 
-        return start(self.op, data, sink, checkpoint, savepoint, None if bootstrap is None else _as_op(bootstrap),
-                     every, emit, late, on_error, max_rows_per_second, until, restarts,
-                     Options.make(workers=workers, memory=memory, at=at), at)
+        return start_one(self.op, data, sink, checkpoint, savepoint, None if bootstrap is None else _as_op(bootstrap),
+                         every, emit, late, on_error, max_rows_per_second, until, restarts, evolve,
+                         Options.make(workers=workers, memory=memory, at=at), at)
+
+    def to(self, sink: object) -> FlowOutput:
+        """The flow with a sink for its results, as an output of a job with several: `si.start(a.to(x), b.to(y))`.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> rows = si.to_memory()
+        >>> si.start(si.from_arrow(pa.table({"x": [1, 2]})).to(rows)).wait()
+        True
+        >>> rows.table().to_pydict()
+        {'x': [1, 2]}
+        """
+        from scalein.api.start import flow_output
+
+        return flow_output(self.op, sink, here(self.op.at))
 
     def explain(self, level: str = "logical", *, verbose: bool = False, analyze: bool = False) -> str:
         """The plan as text: "logical", "fused" (stages and kernels), "llvm" or "asm".
@@ -570,25 +617,24 @@ class Flow(ForeignNames):
 
     # --- inside Spark ---
 
-    def map_in_arrow(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    @property
+    def map_in_arrow(self) -> PartitionFunction:
         """The flow's rows for each partition of a DataFrame: `df.mapInArrow(q.map_in_arrow, scalein.spark.schema(q))`.
 
         The flow begins with `si.flow(schema)`. What needs other rows (`group_by`, `sort`, `distinct`, `limit`) sees
         those of its partition only: `scalein.spark.apply(q, df)` is the whole flow on the whole DataFrame. Small
-        batches are joined, so their number in the result is another one.
+        batches are joined, so their number in the result is another one. Tables that the flow joins are read when
+        Spark serializes this function, and sent with it.
         """
-        from scalein.spark.batch.tasks import map_in_arrow
+        return PartitionFunction(self, "map_in_arrow")
 
-        return map_in_arrow(self.op, batches)
-
-    def map_partitions(self, rows: Iterable[Any]) -> Iterator[Any]:
+    @property
+    def map_partitions(self) -> PartitionFunction:
         """The same for `df.rdd.mapPartitions(q.map_partitions)`: Rows, dicts, or tuples in the schema's order.
 
         Spark's rows are Python objects, each of which is made and read on its own: `map_in_arrow` is far faster.
         """
-        from scalein.spark.batch.tasks import map_partitions
-
-        return map_partitions(self.op, rows)
+        return PartitionFunction(self, "map_partitions")
 
     # --- habits from elsewhere
 
@@ -615,13 +661,36 @@ class Flow(ForeignNames):
         return True
 
     def __reduce__(self) -> tuple[object, ...]:
-        from importlib.util import find_spec
+        return type(self), (self.op,)
 
-        if find_spec("pyspark") is None:
-            return type(self), (self.op,)
-        from scalein.spark.serialize import rebuild_flow, serialize_plan
+    def __copy__(self) -> Self:
+        return self
 
-        return rebuild_flow, (type(self), *serialize_plan(self.op))
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+class PartitionFunction:
+    """A flow as a function of the rows of one partition, for Spark's methods that take one.
+
+    It is pickled with the joined tables, of which executors may not have the files; a Flow itself is pickled as it is.
+    """
+
+    __slots__ = ("__name__", "flow")  # no __dict__: functools.wraps would copy the flow from it
+
+    def __init__(self, flow: Flow, name: str) -> None:
+        self.flow, self.__name__ = flow, name
+
+    def __call__(self, rows: Iterable[Any]) -> Iterator[Any]:
+        from scalein.spark.batch import tasks
+
+        found: Iterator[Any] = getattr(tasks, self.__name__)(self.flow.op, rows)
+        return found
+
+    def __reduce__(self) -> tuple[object, ...]:
+        from scalein.spark.serialize import rebuild_function, serialize_plan
+
+        return rebuild_function, (self.__name__, *serialize_plan(self.flow.op))
 
 
 def _condition(given: object, scope: Scope) -> Expr:

@@ -1,4 +1,4 @@
-"""Jobs: what `Flow.start` takes, checked before anything runs."""
+"""Jobs: what `Flow.start` and `si.start` take, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
 from scalein.api.binding import bind
 from scalein.connectors.base import BoundSource, Sink
 from scalein.connectors.in_memory import Batches
 from scalein.durations import Duration, seconds
-from scalein.errors import BadArgument, SourceLoc, StoreFailed
+from scalein.errors import BadArgument, SourceLoc, StoreFailed, here, type_name
 from scalein.ir import ops
 from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.options import Options
 
 if TYPE_CHECKING:
     from scalein.jobs.job import Job
+    from scalein.storage.object_store import Location
 
 _METHODS = ("open", "write", "prepare", "commit", "close")
 _JOBS_DISABLED = ContextVar("_JOBS_DISABLED", default=False)
@@ -36,16 +37,84 @@ def jobs_disabled() -> Iterator[None]:
         _JOBS_DISABLED.reset(token)
 
 
-def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint: object, bootstrap: ops.Op | None,
-          every: Duration, emit: str, late: object, on_error: object, rows_per_second: float | None, until: object,
-          restarts: int, options: Options, at: SourceLoc) -> Job:
+class FlowOutput:
+    """A flow and the sink that its results go to: `flow.to(sink)`, for `si.start`."""
+
+    def __init__(self, op: ops.Op, sink: Sink, at: SourceLoc) -> None:
+        self.op, self.sink, self.at = op, sink, at
+
+    def __repr__(self) -> str:
+        return f"FlowOutput({type(self.sink).__name__})"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise BadArgument(f"{name} is a method of the flow, and this is a flow with its sink", at=here(self.at),
+                          hint=f"si.start(flow.to(sink), ...) runs it; {name} comes before to(sink)")
+
+
+def flow_output(op: ops.Op, sink: object, at: SourceLoc) -> FlowOutput:
+    """What `flow.to(sink)` gives."""
+    return FlowOutput(op, _sink(sink, "to", at), at)
+
+
+def start(*outputs: FlowOutput, checkpoint: object = None, every: Duration = "1s", emit: str = "final",
+          late: object = "drop", on_error: object = "raise", workers: int | None = None,
+          memory: str | int | None = None, max_rows_per_second: float | None = None, savepoint: object = None,
+          until: str | None = None, restarts: int = 0, evolve: bool = False) -> Job:
+    """Run several flows as one job, each with its sink: `si.start(views.to(x), alerts.to(y), checkpoint="ckpt/")`.
+
+    What the flows have in common is computed once: a source that several begin with is read once (once for each
+    watermark, if theirs differ), and steps that they share run once. A checkpoint covers all of them: after a crash no
+    output has lost a row or has one twice, and none is ahead of the others. The other arguments are those of
+    `Flow.start`, and are for all outputs; a row that is too late, or fails, in several outputs comes once for each.
+
+    Started again with the same checkpoint, an output is recognised by the path of its sink, or else by its flow: they
+    may change places, and one may be left out, which drops its state. A new one is refused.
+
+    >>> import pyarrow as pa, scalein as si
+    >>> from scalein import col
+    >>> orders = si.from_arrow(pa.table({"shop": ["a", "b", "a"], "price": [5, 70, 8]}))
+    >>> totals, large = si.to_memory(), si.to_memory()
+    >>> job = si.start(orders.group_by("shop").agg(total=col("price").sum()).to(totals),
+    ...                orders.filter(col("price") > 50).to(large))
+    >>> job.wait()
+    True
+    >>> totals.table().sort_by("shop").to_pydict(), large.table().to_pydict()
+    ({'shop': ['a', 'b'], 'total': [13, 70]}, {'shop': ['b'], 'price': [70]})
+    """
+    at = here()
+    if not outputs:
+        raise BadArgument("start takes flows, each with its sink", at=at, hint="si.start(flow.to(sink), ...)")
+    for output in outputs:
+        if not isinstance(output, FlowOutput):
+            raise BadArgument("start takes flows, each with its sink", at=at, found=type_name(output),
+                              hint="give the flow a sink: flow.to(si.to_parquet(\"out/\"))")
+    bound = [FlowOutput(bind(output.op, None, output.at, "begin it with from_arrow"), output.sink, output.at)
+             for output in outputs]
+    return _start(bound, checkpoint, savepoint, None, every, emit, late, on_error, max_rows_per_second, until, restarts,
+                  evolve, Options.make(workers=workers, memory=memory, at=at), at)
+
+
+def start_one(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint: object, bootstrap: ops.Op | None,
+              every: Duration, emit: str, late: object, on_error: object, rows_per_second: float | None, until: object,
+              restarts: int, evolve: bool, options: Options, at: SourceLoc) -> Job:
     """The job of a flow, already running."""
+    op = bind(op, data, at, "give it here: start(data, ...)")
+    return _start([FlowOutput(op, _sink(sink, "sink", at), at)], checkpoint, savepoint, bootstrap, every, emit, late,
+                  on_error, rows_per_second, until, restarts, evolve, options, at)
+
+
+def _start(outputs: list[FlowOutput], checkpoint: object, savepoint: object, bootstrap: ops.Op | None, every: Duration,
+           emit: str, late: object, on_error: object, rows_per_second: float | None, until: object, restarts: int,
+           evolve: bool, options: Options, at: SourceLoc) -> Job:
     if _JOBS_DISABLED.get():
         raise BadArgument("the script starts a job, but is only looked at", at=at,
                           hint='put it under if __name__ == "__main__":')
-    op = bind(op, data, at, "give it here: start(data, ...)")
-    _check_joins(op)
-    sinks = {"out": _sink(sink, "sink", at)}
+    roots = [output.op for output in outputs]
+    for root in roots:
+        _check_joins(root)
+    sinks: dict[str, Sink] = {}
     if emit not in ("final", "changes"):
         raise BadArgument("no such way to emit", at=at, found=repr(emit), has="'final', 'changes'")
     how_late = _place(late, "late", ("drop", "error"), at)
@@ -54,31 +123,34 @@ def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint:
     how_wrong = _place(on_error, "on_error", ("raise", "null"), at)
     if how_wrong == "sink":
         sinks["failed"] = _sink(on_error, "on_error", at)
-    if len({id(each) for each in sinks.values()}) < len(sinks):
-        raise BadArgument("one sink cannot take two kinds of rows", at=at, hint="give each its own")
+    _check_different([output.sink for output in outputs], list(sinks.values()), at)
     if rows_per_second is not None and not rows_per_second > 0:
         raise BadArgument("max_rows_per_second must be a number above 0", at=at, found=repr(rows_per_second))
     if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
         raise BadArgument("restarts is how often a job may be started again: 0 or more", at=at, found=repr(restarts))
+    if not isinstance(evolve, bool):
+        raise BadArgument("evolve is True or False", at=at, found=repr(evolve))
     if until not in (None, "now"):
         raise BadArgument("until does not know this word", at=at, found=repr(until), has="'now'")
-    op = op if until is None else _until_now(op, at)
-    folder, point = _folder(checkpoint, "checkpoint", at), _folder(savepoint, "savepoint", at)
+    roots = roots if until is None else _until_now(roots, at)
+    folder, point = _checkpoint(checkpoint, at), _folder(savepoint, "savepoint", at)
     if folder is not None:
-        _check_replays(op, at)
+        for root in roots:
+            _check_replays(root, at)
     elif point is not None:
         raise BadArgument("a job that begins from a savepoint needs a checkpoint of its own", at=at,
                           hint='give checkpoint="another directory/" as well')
     if bootstrap is not None:
-        _check_past(op, bootstrap, at)
+        _check_past(roots[0], bootstrap, at)
     every_s = seconds(every, "argument every", at)
-    from scalein.ir.passes.null_on_error import null_on_error
+    from scalein.ir.passes.null_on_error import null_on_errors
     from scalein.jobs.job import Job
-    from scalein.jobs.spec import JobSpec
+    from scalein.jobs.spec import JobOutput, JobSpec
 
-    op = null_on_error(op) if how_wrong == "null" else op
-    return Job(JobSpec(op, options, sinks, folder, point, bootstrap, every_s, emit, how_late, how_wrong,
-                       rows_per_second, until is not None, restarts, at))
+    roots = null_on_errors(roots) if how_wrong == "null" else roots
+    found = tuple(JobOutput(root, output.sink, output.at) for root, output in zip(roots, outputs, strict=True))
+    return Job(JobSpec(found, options, sinks, folder, point, bootstrap, every_s, emit, how_late, how_wrong,
+                       rows_per_second, until is not None, restarts, evolve, at))
 
 
 def _sink(given: object, name: str, at: SourceLoc) -> Sink:
@@ -89,6 +161,16 @@ def _sink(given: object, name: str, at: SourceLoc) -> Sink:
     return given  # type: ignore[return-value]
 
 
+def _check_different(outputs: list[Sink], others: list[Sink], at: SourceLoc) -> None:
+    """Each kind of rows has a sink, and each output a path, of its own."""
+    if len({id(each) for each in (*outputs, *others)}) < len(outputs) + len(others):
+        raise BadArgument("one sink cannot take two kinds of rows", at=at, hint="give each its own")
+    paths = [os.path.realpath(path) for sink in outputs if isinstance(path := getattr(sink, "path", None), str)]
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice is not None:
+        raise BadArgument("two outputs of a job write to the same path", at=at, found=twice, hint="give each its own")
+
+
 def _place(given: object, name: str, words: tuple[str, ...], at: SourceLoc) -> str:
     """Where rows go that are no result: one of some words, or "sink"."""
     if isinstance(given, str):
@@ -97,6 +179,16 @@ def _place(given: object, name: str, words: tuple[str, ...], at: SourceLoc) -> s
                               has=", ".join(map(repr, words)) + ", or a sink")
         return given
     return "sink"
+
+
+def _checkpoint(given: object, at: SourceLoc) -> Path | Location | None:
+    """A folder of the local file system, or the address of another one."""
+    if given is None or isinstance(given, os.PathLike) or (isinstance(given, str) and "://" not in given):
+        return _folder(given, "checkpoint", at)
+    from scalein.storage.object_store import Location, parse_location  # pyarrow.fs, which few jobs need
+
+    found = given if isinstance(given, Location) else parse_location(given, at)
+    return Path(found.base) if found.is_local else found
 
 
 def _folder(given: object, name: str, at: SourceLoc) -> Path | None:
@@ -141,22 +233,23 @@ def _check_joins(op: ops.Op) -> None:
                                   hint="join with a table or files; the endless input goes to the left")
 
 
-def _until_now(op: ops.Op, at: SourceLoc) -> ops.Op:
-    """The flow whose endless sources end with what is there."""
+def _until_now(roots: list[ops.Op], at: SourceLoc) -> list[ops.Op]:
+    """The flows whose endless sources end with what is there; one that several read ends for all at the same row."""
 
     def ended(source: ops.Op) -> ops.Op | None:
-        if not _is_endless(source) or source.data in found:
+        if not _is_endless(source) or source.data in found.values():
             return None
         assert isinstance(source.data, BoundSource)
-        data = source.data.until_now()
-        if data is None:
-            raise BadArgument(f'until="now" cannot end the source {source.name!r}: it cannot say what is there now',
-                              at=at, hint="follow files, or give the source a method until_now()")
-        found.append(data)
-        return replace(source, data=data)
+        if source.data not in found:
+            data = source.data.until_now()
+            if data is None:
+                raise BadArgument(f'until="now" cannot end the source {source.name!r}: it cannot say what is there now',
+                                  at=at, hint="follow files, or give the source a method until_now()")
+            found[source.data] = data
+        return replace(source, data=found[source.data])
 
-    found: list[object] = []
-    return rewrite(op, ended)
+    found: dict[BoundSource, BoundSource] = {}
+    return [rewrite(root, ended) for root in roots]
 
 
 def _is_endless(op: ops.Op) -> TypeGuard[ops.Source]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from scalein import __version__
-from scalein.cli import demo, doctor, explain
+from scalein.cli import demo, doctor, explain, state
 from scalein.errors import BadArgument, ScaleinError, guess
 
 
@@ -24,7 +24,7 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-COMMANDS: dict[str, Command] = {"demo": demo, "doctor": doctor, "explain": explain}
+COMMANDS: dict[str, Command] = {"demo": demo, "doctor": doctor, "explain": explain, "state": state}
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ direct   keys and slices with small ranges: an array per worker, merged at the e
 hash     a hash table per worker, merged at the end
 radix    many groups, or a memory limit: rows are partitioned by key group first, then each key group is aggregated and
          emitted on its own, in a table that fits the cache (`radix.py`); rows beyond the limit are spilled
+parts    under a memory limit, groups with text, lists, quantiles or distinct values (`partitioned_aggregate.py`)
 ring     sliding windows over data that can be read twice (`ring.py`)
 
 Sliding windows otherwise aggregate by slice and merge slices into windows at the end.
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from scalein.exec import radix, ring
+from scalein.exec import partitioned_aggregate, radix, ring
 from scalein.exec.direct_addressing import DIRECT_BYTES, domain_of, widened
 from scalein.exec.emit import Emitter
 from scalein.exec.finalize import compact_logs, mode_of
@@ -53,6 +54,7 @@ from scalein.kernels.specialise import Specialiser
 from scalein.kernels.workers import run_workers
 from scalein.layout import DONE, OUT_OF_DOMAIN, FrameData
 from scalein.llvm_backend.cache import Compiled
+from scalein.memory import MemoryAccount
 from scalein.options import Options
 
 if TYPE_CHECKING:
@@ -62,10 +64,12 @@ PART_VALUES = 1 << 23  # values in bags and logs of the windows that are built a
 
 
 def hash_aggregate(node: WindowAggregate, joins: dict[int, JoinTable], options: Options, table: pa.Table | None,
-              downstream: Pipeline | None, downstream_joins: dict[int, JoinTable]) -> HashAggregate:
+                   downstream: Pipeline | None, downstream_joins: dict[int, JoinTable],
+                   account: MemoryAccount) -> HashAggregate:
     """The aggregation of a node, whose groups pass through the downstream pipeline, if any."""
     node = replace(node, steps=kernel_steps(node))
-    return HashAggregate(node, joins, options, table, Emitter(node, downstream, downstream_joins, options))
+    emitter = Emitter(node, downstream, downstream_joins, options)
+    return HashAggregate(node, joins, options, table, emitter, account)
 
 
 class TimeBounds(NamedTuple):
@@ -80,8 +84,9 @@ class HashAggregate:
     """The operator of one aggregation. It can be reused over other data (`reset`); compiled kernels are retained."""
 
     def __init__(self, node: WindowAggregate, joins: dict[int, JoinTable], options: Options, source: pa.Table | None,
-                 emitter: Emitter) -> None:
+                 emitter: Emitter, account: MemoryAccount | None = None) -> None:
         self.node, self.options, self.source, self.emitter = node, options, source, emitter
+        self.joins, self.account = joins, account or MemoryAccount(options.memory)
         self._first_mode = GroupMode.ONE if not node.keys and node.table.window is None else GroupMode.HASH
         self.mode = self._first_mode
         self.table, self.keys = node.table, node.keys  # specialised together with the kernel
@@ -97,9 +102,9 @@ class HashAggregate:
         # Of the morsels so far, if times are tracked; None for a morsel whose times are unknown.
         self.time_bounds: list[TimeBounds | None] | None = None
 
-    def reset(self, source: pa.Table, options: Options) -> None:
+    def reset(self, source: pa.Table, options: Options, account: MemoryAccount) -> None:
         """Start a run over other data."""
-        self.source, self.options, self.mode = source, options, self._first_mode
+        self.source, self.options, self.mode, self.account = source, options, self._first_mode, account
         self.emitter.options = options
         self.prepared.reset(source)
 
@@ -122,9 +127,13 @@ class HashAggregate:
             yield from self.emitter.empty_result(self.mode is GroupMode.ONE)
             return
         rest = chain([first], (b for b in batches if b.num_rows))
+        if self._may_spill and partitioned_aggregate.holds_all_values(self.node.table):
+            yield from partitioned_aggregate.run_partitioned(self, rest)
+            return
         self.prepared.observe(first)
         self._lay_out()
-        if self.mode is GroupMode.HASH:
+        # Distinct values may be many even if keys are few: then their number in a sample decides.
+        if self.mode is GroupMode.HASH and not (self._may_spill and self.node.table.bags):
             sample = self.source.to_batches() if self.source is not None else [first]
             domain = domain_of(self.prepared, self.table, self.keys, [b for b in sample if b.num_rows])
             if domain is not None:
@@ -136,6 +145,14 @@ class HashAggregate:
                     yield from found
                     return
         yield from self._aggregate(rest)
+
+    @property
+    def _may_spill(self) -> bool:
+        """Whether rows are partitioned and spilled if groups become too large; those of fixed size go to `radix`."""
+        if self.options.memory is None or not self.node.keys:
+            return False
+        is_fixed = not partitioned_aggregate.holds_more_than_records(self.node.table, self.node.keys)
+        return not (is_fixed and radix.fits(self.node.table))
 
     def _lay_out(self) -> None:
         """Set table and keys for the input facts."""
@@ -163,10 +180,15 @@ class HashAggregate:
         morsels = cut_morsels(batches, self.options.workers)
         first = list(islice(morsels, self.options.workers))  # starting a thread is expensive: none without a morsel
         workers, morsels = [AggregateWorker(self) for _ in first], chain(first, morsels)
-        if self.mode is GroupMode.HASH and radix.fits(self.table):
-            sample, morsels = radix.aggregate_sample(workers[0], morsels)
-            if radix.has_many_groups(workers[0], sample, self.options.memory is not None):
-                yield from radix.run_radix(self, chain(sample, morsels))
+        if self.mode is GroupMode.HASH and (self._may_spill or radix.fits(self.table)):
+            sample, morsels = radix.aggregate_sample(workers[0], morsels, self.options.memory)
+            if radix.has_many_groups(workers[0], sample, self.options.memory):
+                every = chain(sample, morsels)
+                if not self._may_spill:
+                    yield from radix.run_radix(self, every)
+                    return
+                workers.clear()
+                yield from partitioned_aggregate.run_partitioned(self, (morsel.batch for morsel in every))
                 return
         run_workers(workers, morsels, schedule().assign)
         leader = workers[0]

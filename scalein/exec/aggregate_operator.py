@@ -59,7 +59,7 @@ class AggregateOperator:
                         or tuple(fragment.before.schema)[:1])
         self._names = fields.names
         self._late = None if self._window is None else Lateness(
-            fragment, self._window, context.delay, fragment.before.schema.names if context.keeps_late else self._names)
+            fragment, self._window, fragment.before.schema.names if context.keeps_late else self._names)
         self._checked_op = over(fragment.op, fragment.before, placeholder(fields))
         # Failing rows are removed before the late-row check and before they reach state.
         self._check = None if context.failed is None else FragmentRunner(
@@ -133,6 +133,14 @@ class AggregateOperator:
 
     next_end: int | None = None
     due: int | None = None
+    is_done = emits_changes = defers_results = False
+
+    def promise(self, watermark: int) -> int | None:
+        """No window to come begins before the first one that is open; groups without one come at the end."""
+        return None if self._late is None else self._late.least_open(watermark)
+
+    def deferred(self) -> Batches:
+        return []
 
     def close(self) -> None:
         pass
@@ -145,7 +153,7 @@ class Partial(AggregateOperator):
         """With a changelog, each stored group belongs to one window."""
         super().__init__(fragment, context)
         node = aggregate_node(root)
-        self._two = two = by_window(two_phase(node)) if is_told else two_phase(node)
+        self._two = two = by_window(_two_phase(node, context)) if is_told else _two_phase(node, context)
         self._pre_aggregation = PreAggregationProgram(two.partial)
         self._most_groups = most_groups(two.partial.schema.arrow, context.options.memory)
         self._finish = Finalizer(fragment.op, root, node, two.final, context, two)
@@ -156,7 +164,8 @@ class Partial(AggregateOperator):
         return {} if self._two.is_by_column else {ROW: self._row}
 
     def _count_from(self, state: Json) -> None:
-        self._row = 0 if self._two.is_by_column else as_int(as_map(state)[ROW])
+        # A state that numbered no rows has no aggregate whose rows have numbers.
+        self._row = 0 if self._two.is_by_column else as_int(as_map(state).get(ROW, 0))
 
     def _partials(self, morsels: Iterable[Morsel]) -> Batches:
         """Partial groups of rows; those of most rows come with `_taken`.
@@ -197,7 +206,7 @@ class Partial(AggregateOperator):
 
     @cached_property
     def _checked_partial(self) -> PreAggregationProgram:
-        return PreAggregationProgram(two_phase(aggregate_node(compile_flow(self._checked_op))).partial)
+        return PreAggregationProgram(_two_phase(aggregate_node(compile_flow(self._checked_op)), self._context).partial)
 
     def _taken(self) -> Batches:
         """Partial groups of the rows since the last time."""
@@ -261,6 +270,10 @@ def _bits(type_: pa.DataType) -> int | None:
 
 
 # --- programs
+
+
+def _two_phase(node: WindowAggregate, context: Context) -> TwoPhase:
+    return two_phase(node, held=context.columns)
 
 
 def _limits(window: Window) -> tuple[Named, Named]:

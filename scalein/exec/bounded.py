@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_rows import taken
 from scalein.cancellation import interruptible
 from scalein.compiler import Input, plan_of
 from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
-from scalein.dtypes import I64, Field, Schema
 from scalein.errors import ComputeError, InternalError, ScaleinError, here, reported
 from scalein.exec import arrow_offset_limits
 from scalein.exec.aggregate import HashAggregate, hash_aggregate
@@ -25,7 +23,6 @@ from scalein.exec.pipeline import PipelineOperator, prepare_pipeline, run_pipeli
 from scalein.exec.scan_predicates import conditions_of
 from scalein.ir import ops
 from scalein.ir.exprs import Col
-from scalein.ir.internal_names import internal
 from scalein.ir.physical import (
     Host,
     JoinBuild,
@@ -40,17 +37,17 @@ from scalein.ir.physical import (
     walk_nodes,
 )
 from scalein.ir.printer import show_expr
-from scalein.ir.stages import FilterStep
-from scalein.ir.tables import Key, Slicing
+from scalein.ir.stages import FilterStep, Probe
 from scalein.kernels.bind import conformed
-from scalein.memory import MemoryAccount
+from scalein.memory import MemoryAccount, keep_at_most
 from scalein.options import Options
 
 if TYPE_CHECKING:  # what only some flows need is imported with the first of them
+    from scalein.exec.grace_join import SpilledTable
     from scalein.exec.join_build import JoinTable
     from scalein.exec.preaggregate import PreAggregation
-    from scalein.ir.partials import TwoPhase
 
+POOLED_SHARE = 8  # of a memory limit, unused maps that are pooled for reuse have 1/8
 READ_SHARE = 8  # of a memory limit, what a source may prefetch is 1/8
 SMALL_INPUT_ROWS = 1 << 16  # preparing the operators would take longer than running them
 ReusedOperators: TypeAlias = "dict[int, PreAggregation | PipelineOperator]"  # by the node's identity
@@ -100,8 +97,9 @@ class Query:
         """The result batch by batch."""
         inputs = [given if source.data is None else source.data for source in self._sources]
         run = _Run(options, join_tables=self._join_tables, inputs=inputs, idle=self._idle, static=self._static)
+        pooled = None if options.memory is None else options.memory // POOLED_SHARE
         try:
-            with interruptible():
+            with interruptible(), nullcontext() if pooled is None else keep_at_most(pooled):
                 rows = _conformed(lambda: run.rows(self._plan), self._schema)
                 yield from arrow_offset_limits.with_limit_errors("this flow", rows)
         except ComputeError as error:
@@ -234,6 +232,7 @@ class _Run:
         self._options, self._given, self._join_tables, self._reused = options, given, join_tables, reused
         self._inputs, self._idle, self._static = inputs, idle, static
         self._account = MemoryAccount(options.memory)
+        self._tables: dict[int, JoinTable | SpilledTable] = {}  # of joins, under a memory limit
 
     def _data(self, node: Scan) -> object:
         """The data of a source; None where batches are given."""
@@ -283,6 +282,12 @@ class _Run:
     def _aggregate(self, node: WindowAggregate, downstream: Pipeline | None) -> Iterator[pa.RecordBatch]:
         """The groups of a node, through the pipeline that follows, if any."""
         top = node if downstream is None else downstream
+        if (cut := self._join_spilled(node)) is not None:
+            rest, rows = cut
+            assert isinstance(rest, WindowAggregate)
+            below = {} if downstream is None else self.joins(downstream.joins)
+            return hash_aggregate(rest, self._joins_of(rest), self._options, None, downstream, below,
+                                  self._account).run(coalesce(rows))
         joins, downstream_joins = self.joins(node.joins), {} if downstream is None else self.joins(downstream.joins)
         if (reused := self._reusable_at(node)) is not None:
             return self._aggregate_reusing(top, node, downstream, reused)
@@ -290,13 +295,17 @@ class _Run:
         key = self._idle_key(top, table, [*node.joins, *(() if downstream is None else downstream.joins)])
         known = None if key is None or self._idle is None else self._idle.pop(key, None)
         if isinstance(known, HashAggregate) and table is not None:
-            known.reset(table, self._options)
+            known.reset(table, self._options, self._account)
         else:
-            known = hash_aggregate(node, joins, self._options, table, downstream, downstream_joins)
+            known = hash_aggregate(node, joins, self._options, table, downstream, downstream_joins, self._account)
         return self._then_release(known, known.run(rows), key)
 
     def _pipeline(self, node: Pipeline) -> Iterator[pa.RecordBatch]:
         """The rows of a pipeline."""
+        if (cut := self._join_spilled(node)) is not None:
+            rest, rows = cut
+            assert isinstance(rest, Pipeline)
+            return run_pipeline(rest, rows, self._joins_of(rest), self._options, None)
         joins = self.joins(node.joins)
         if node.dedup is None and (reused := self._reusable_at(node)) is not None:
             return self._run_pipeline_reusing(node, reused)
@@ -393,7 +402,8 @@ class _Run:
             data = data.project(names).where(conditions)
             if self._options.memory is not None:
                 data = data.within(self._options.memory // READ_SHARE)
-        for batch in data.read():
+        memory = self._options.memory
+        for batch in data.read() if memory is None else _releasing(data.read(), memory):
             yield batch if batch.schema.names == names else batch.select(names)
 
     def _union(self, node: Union) -> Iterator[pa.RecordBatch]:
@@ -401,18 +411,61 @@ class _Run:
         for each in node.inputs:
             yield from _conformed(partial(self.rows, each), schema)
 
+    def _join_spilled(self, node: Pipeline | WindowAggregate
+                      ) -> tuple[Pipeline | WindowAggregate, Iterator[pa.RecordBatch]] | None:
+        """Under a memory limit, the part of a node after its joins with tables that do not fit, and the rows that reach
+        it; None if there are none.
+        """
+        if self._options.memory is None or not node.joins:
+            return None
+        from scalein.exec.grace_join import SpilledTable, join_spilled
+
+        tables = {number: self._table_of(table) for number, table in node.joins}
+        if not any(isinstance(table, SpilledTable) for table in tables.values()):
+            return None
+        return join_spilled(node, self._input(node), tables, self._options)
+
+    def _joins_of(self, node: Pipeline | WindowAggregate) -> dict[int, JoinTable]:
+        """The tables that the steps of a node probe."""
+        probed = {step.table for step in node.steps if isinstance(step, Probe)}
+        return self.joins(tuple((number, table) for number, table in node.joins if number in probed))
+
+    def _table_of(self, table: JoinBuild) -> JoinTable | SpilledTable:
+        """A table that was read, in memory if it fits; kept for the time of this run."""
+        known: JoinTable | SpilledTable | None = self._join_tables.get(id(table)) or self._tables.get(id(table))
+        if known is None:
+            from scalein.exec.grace_join import read_table
+
+            known = (self._join(table) if table.is_outer else
+                     read_table(table, self.rows(table.input), self._options, self._account.child()))
+            self._tables[id(table)] = known
+        return known
+
     def joins(self, joins: tuple[tuple[int, JoinBuild], ...]) -> dict[int, JoinTable]:
         return {number: self._join(table) for number, table in joins}
 
     def _join(self, table: JoinBuild) -> JoinTable:
         known = self._join_tables.get(id(table))
         if known is None:
-            from scalein.exec.join_build import build
+            from scalein.exec.join_build import JoinTable, build
 
+            if isinstance(read := self._tables.get(id(table)), JoinTable):
+                return read
             known = build(table, self.rows(table.input), self._options)
             if self._static is None or id(table) in self._static:
                 self._join_tables[id(table)] = known
         return known
+
+
+def _releasing(batches: Iterator[pa.RecordBatch], memory: int) -> Iterator[pa.RecordBatch]:
+    """The batches; memory that Arrow has freed goes back to the system now and then."""
+    size = 0
+    for batch in batches:
+        size += batch.nbytes
+        yield batch
+        if size > memory // READ_SHARE:
+            pa.default_memory_pool().release_unused()
+            size = 0
 
 
 def _step(node: Node) -> str:
@@ -443,31 +496,3 @@ def _limit(rows: Iterator[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatc
         left -= batch.num_rows
         if left <= 0:
             return
-
-
-# Combining partial groups by group number instead of keys: for groups whose position is known already, next to those of
-# a store or a file. The output is in the order of the numbers.
-_NUMBER = internal("number")
-
-
-class CombineByNumber:
-    """The `combine` phase of an aggregation, by group numbers instead of keys."""
-
-    def __init__(self, two: TwoPhase) -> None:
-        self._two = two
-
-    def combine(self, rows: pa.RecordBatch, numbers: np.ndarray, options: Options) -> pa.RecordBatch:
-        """The combined values of each number, in the order of the numbers, which are 0, 1, ... without gaps."""
-        names = self._two.values.names
-        given = rows.select(names).add_column(0, pa.field(_NUMBER, pa.int64(), False), pa.array(numbers, pa.int64()))
-        found = pa.concat_batches(list(self._program.run([given], options)))
-        order = pa.array(np.argsort(np.asarray(found.column(_NUMBER)), kind="stable"))
-        return pa.RecordBatch.from_arrays([taken(found.column(name), order) for name in names], names=names)
-
-    @cached_property
-    def _program(self) -> Program:
-        values = self._two.values
-        source = ops.Source("partials", Schema((Field(_NUMBER, I64, False), *values)).arrow, (_NUMBER, *values.names))
-        table = replace(self._two.combine.table, keys=(Key(_NUMBER, I64, False),), window=None, slicing=Slicing.NONE,
-                        slice_size=0)
-        return Program(WindowAggregate(Scan(source), (), table, (Col(_NUMBER, I64, False),)))

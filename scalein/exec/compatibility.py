@@ -1,7 +1,7 @@
-"""Compatibility of a flow with a checkpoint: a flow whose state differs from that of the checkpoint is refused; one
-that differs otherwise, in a filter, a joined table or a sink, goes on with a warning.
+"""Compatibility of a flow with a checkpoint: what its state depends on, as text; and the warning of a flow that differs
+otherwise, in a filter, a joined table or a sink.
 
-States are identified by their order and by what they hold; whether sources are the same is decided in `recovery.py`.
+Which state is whose, and whether it fits, is decided in `evolution.py`; whether sources are the same in `recovery.py`.
 The check of a Spark stream is in `spark/streaming/coordinator.py`.
 """
 
@@ -62,21 +62,13 @@ def warn_of_changes(epoch: dict[str, Json], now: list[Json], sinks: dict[str, Js
         if role in sinks and sinks[role] != place:
             told.append(f"the sink {place} is now {sinks[role]}")
     if told:
-        warn(f"the flow has changed since its checkpoint was written, and goes on with the same state: "
+        warn(f"the flow has changed since its checkpoint was written, and goes on with its state: "
              f"{'; '.join(told)}", at)
 
 
-def check_same(epoch: dict[str, Json], now: list[Json], emit: str, at: SourceLoc) -> None:
-    """Refuse a flow whose state differs from an epoch's, with the difference; `emit` is final or changes."""
-    before = as_list(epoch["steps"])
-    if before == now:
-        was = epoch.get("emit", emit)  # the first manifests of format 1 do not say it
-        if was != emit:
-            raise BadArgument("this checkpoint was written with another emit=, for which groups are stored differently",
-                              at=at, checkpoint=f"emit={was!r}", flow=f"emit={emit!r}", hint=HINT)
-        return
-    old, new = ([str(each) for each in some] for some in (before, now))
-    pairs = [(a, b) for a, b in zip(old, new, strict=False) if a != b]
-    was, is_ = pairs[0] if pairs else ("\n".join(old[len(new):]), "\n".join(new[len(old):]))
-    raise BadArgument("this flow keeps other state than the one that wrote the checkpoint", at=at,
-                      checkpoint=was or "nothing more", flow=is_ or "nothing more", hint=HINT)
+def check_emit(epoch: dict[str, Json], emit: str, at: SourceLoc) -> None:
+    """Refuse a flow whose groups are stored differently than in an epoch; `emit` is final or changes."""
+    was = epoch.get("emit", emit)  # the first manifests of format 1 do not say it
+    if was != emit:
+        raise BadArgument("this checkpoint was written with another emit=, for which groups are stored differently",
+                          at=at, checkpoint=f"emit={was!r}", flow=f"emit={emit!r}", hint=HINT)

@@ -48,6 +48,10 @@ class Emitter:
         self._schema = node.schema.arrow
         self._kernels: dict[tuple[int, bool], tuple[Table, Compiled, tuple[Named, ...]]] = {}
 
+    def over(self, node: WindowAggregate, options: Options) -> Emitter:
+        """An emitter for the same groups, made of other columns, with the same downstream steps."""
+        return Emitter(node, self._downstream, self._joins, options)
+
     def emit(self, prepared: Prepared, table: Table, states: Iterable[State]) -> Iterator[pa.RecordBatch]:
         """All groups of some states."""
         return self.after((batch for state in states for batch in self._groups(prepared, table, state)), table)

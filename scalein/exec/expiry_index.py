@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.exec.event_time import as_integers
-from scalein.exec.operator import Batches, files_of, filtered
+from scalein.exec.operator import Batches, Context, files_of, filtered, restore_rows
 from scalein.ir.windows import Window
 from scalein.state.row_buffer import RowBuffer
 from scalein.storage.checked_json import Json
@@ -78,8 +78,8 @@ class ExpiryIndex:
         segments = list(self._log.segments)
         return lambda: self._log.to_json(segments)
 
-    def restore(self, state: Json) -> None:
-        self._log.restore(state)
+    def restore(self, context: Context, state: Json) -> None:
+        restore_rows(context, self._log, state)
 
     def retain(self, kept: list[Json]) -> None:
         self._log.remove_unreferenced(files_of(kept))

@@ -21,7 +21,7 @@ from scalein.ir.physical import Sort
 from scalein.kernels.bind import conformed
 from scalein.memory import MemoryAccount
 
-WORKING_FACTOR = 4  # bytes needed for each byte of a run while it is sorted: rows, whole columns, order, results
+WORKING_FACTOR = 8  # bytes needed for each byte of a run while it is sorted: rows, whole columns, order, results
 MERGE_SHARE = 6  # of the limit, the blocks of all runs that are merged have 1/6
 BLOCK_SHARE = 512  # of the limit, a block has 1/512
 MIN_BLOCK_BYTES = 1 << 14
@@ -34,7 +34,7 @@ def sort_within(node: Sort, batches: Iterator[pa.RecordBatch], schema: pa.Schema
     """The sorted rows, in the memory of the account; they are spilled only if they are more."""
     assert account.limit is not None
     parts: list[pa.RecordBatch] = []
-    runs = _Runs(node, schema, account.limit)
+    runs = SortedRuns(node, schema, account.limit)
     try:
         for batch in batches:
             raise_if_cancelled()
@@ -55,7 +55,7 @@ def sort_within(node: Sort, batches: Iterator[pa.RecordBatch], schema: pa.Schema
         runs.close()
 
 
-class _Runs:
+class SortedRuns:
     """Sorted runs in a spill file, in the order of the input."""
 
     def __init__(self, node: Sort, schema: pa.Schema, limit: int) -> None:
@@ -77,7 +77,9 @@ class _Runs:
             step = max(1, min(BLOCK_ROWS, self._block_bytes * given.num_rows // max(1, given.nbytes)))
             for start in range(0, given.num_rows, step):
                 run.add(given.slice(start, step))
-        self._runs.append(run)
+        pa.default_memory_pool().release_unused()
+        if run.rows:
+            self._runs.append(run)
 
     def merged(self) -> Iterator[pa.RecordBatch]:
         """All rows in order. Where there are too many runs for one merge, neighbours are merged into longer runs."""

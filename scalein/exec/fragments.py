@@ -1,15 +1,19 @@
 """Fragments: a flow cut at its stateful ops, so that each fragment runs again and again over what arrives.
 
 A fragment is a plan over a source without data: stateless ops around at most one stateful op. Fragments feed one
-another; a union is a fragment with several inputs. Joined tables are static: read completely when first needed.
+another: a union is a fragment with several inputs, a fork one with several consumers. Joined tables are static: read
+completely when first needed.
+
+Flows of one job that are equal up to some op share it (`cut_together`): that op ends a fragment, whose rows go to all
+its consumers. What they share of a source is its reader; a source is read once for each watermark.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -20,19 +24,24 @@ from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
+from scalein.ir.exprs import Col
 from scalein.ir.physical import Node
-from scalein.ir.rewrite import rewrite, stacked, stream_path, walk_ops
+from scalein.ir.rewrite import rewrite, stacked, stream_path, walk_ops, walk_streams
 from scalein.ir.windows import Window
 
 
 @dataclass(eq=False)
 class Fragment:
-    """A part of a flow, and the one that its rows go to."""
+    """A part of a flow, and those that its rows go to."""
 
     op: ops.Op  # over `input`
     input: ops.Source  # without data
-    state: ops.Aggregate | ops.Distinct | ops.Limit | ops.OuterJoin | ops.Sort | None  # waits or remembers, as in `op`
-    then: Fragment | None
+    state: ops.Op | None  # the stateful op of `op`
+    consumers: list[Fragment] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)  # of the job, by number
+    # For a sort by the column of windows that it names, first of all: how much later than the watermark its values to
+    # come are at least. So rows leave when their windows are complete.
+    sorted_by: tuple[str, int] | None = None
     _programs: dict[str, Node] = field(default_factory=dict)
 
     def program(self, name: str, of: Callable[[], ops.Op]) -> Node:
@@ -54,26 +63,31 @@ class Fragment:
     @property
     def is_blocking(self) -> bool:
         """Whether it gives its rows at the end of the input."""
-        return self.state is not None and self.state.is_blocking
+        return self.state is not None and self.state.is_blocking and self.sorted_by is None
 
 
 @dataclass(eq=False)
 class SourceEdge:
-    """The edge from a source to the first fragment that takes its rows, with its watermark."""
+    """The edge from a source to the fragments that take its rows first, with its watermark."""
 
     source: ops.Source
-    first: Fragment
+    firsts: list[Fragment]
     watermark: ops.Watermark | None
-    timed: ops.Op = field(init=False)  # the rows that the watermark is about, over `first.input`
+    timed: ops.Op  # the rows that the watermark is about, over the input of one of `firsts`
 
-    def __post_init__(self) -> None:
-        self.timed = self.first.input
+    @property
+    def first(self) -> Fragment:
+        """The fragment that takes its rows, or one of them."""
+        return self.firsts[0]
+
+    @property
+    def has_own_times(self) -> bool:
+        """Whether the watermark is about a column of the source."""
+        return any(self.timed is first.input for first in self.firsts)
 
     def over(self, source: ops.Source) -> SourceEdge:
         """The same edge, from a source that differs in its data only."""
-        found = SourceEdge(source, self.first, self.watermark)
-        found.timed = self.timed
-        return found
+        return SourceEdge(source, self.firsts, self.watermark, self.timed)
 
 
 class _Known(NamedTuple):
@@ -100,9 +114,7 @@ def cut(root: ops.Op) -> list[SourceEdge]:
     if known is not None and known.plan == root and all(
             a.data is b.data for a, b in zip(known.static, static, strict=True)):  # fmt: skip
         return [edge.over(source) for edge, source in zip(known.edges, fed, strict=True)]
-    edges = list(_cut(root))
-    for edge in edges:
-        edge.watermark, edge.timed = _marked(edge.first)
+    edges = [SourceEdge(source, [first], *_marked(first)) for source, first in _cut([root], lambda op: False)]
     if not {id(source.data) for source in fed} & {id(source.data) for source in static}:
         _remember(root, static, edges)
     return edges
@@ -145,22 +157,83 @@ def _without_data(source: ops.Source) -> ops.Source:
     return replace(source, data=None)
 
 
+def cut_together(roots: Sequence[ops.Op], emit: str) -> list[SourceEdge]:
+    """The sources of several flows, which are the outputs of one job: what flows have in common is there once."""
+    if len(roots) == 1:
+        return cut(roots[0])
+    roots = _as_one_plan(roots)
+    consumers = Counter(id(below) for op in walk_streams(*roots) for below in op.streams)
+    consumers.update(map(id, roots))
+    timed: set[int] = set()  # ops whose rows have a watermark, or come at other times than those of the source
+    grouped: set[int] = set()
+    early: set[int] = set()  # ops whose rows get a watermark later
+    order = list(walk_streams(*roots))
+    for op in order:
+        below = {id(each) for each in op.streams}
+        if below & timed or isinstance(op, ops.Watermark | ops.Aggregate) or op.is_blocking:
+            timed.add(id(op))
+        if below & grouped or isinstance(op, ops.Aggregate):
+            grouped.add(id(op))
+    for op in reversed(order):
+        if isinstance(op, ops.Watermark) or id(op) in early:
+            early.update(id(each) for each in op.streams if id(each) not in timed)
+
+    def is_fork(op: ops.Op) -> bool:
+        if consumers[id(op)] < 2 or _is_free(op) or id(op) in early:
+            return False
+        return emit == "final" or id(op) not in grouped  # groups that emit changes have no other consumer
+
+    edges: list[SourceEdge] = []
+    for source, first in _cut(roots, is_fork):
+        watermark, timed_rows = _marked(first)
+        same = next((edge for edge in edges if edge.source is source and (
+            watermark is None or edge.watermark is None
+            or (watermark == edge.watermark and timed_rows == edge.timed))), None)
+        if same is None:
+            edges.append(SourceEdge(source, [first], watermark, timed_rows))
+            continue
+        same.firsts.append(first)
+        if same.watermark is None:
+            same.watermark, same.timed = watermark, timed_rows
+    return edges
+
+
+def _as_one_plan(roots: Sequence[ops.Op]) -> list[ops.Op]:
+    """The plans with one object for all ops that are equal, over the same data."""
+    done: dict[int, ops.Op] = {}
+    known: dict[tuple[object, ...], ops.Op] = {}
+    for op in (each for root in roots for each in walk_ops(root)):
+        new = op.with_inputs(tuple(done[id(below)] for below in op.inputs))
+        data = id(op.data) if isinstance(op, ops.Source) else None
+        done[id(op)] = known.setdefault((new.digest, data, *map(id, new.inputs)), new)
+    return [done[id(root)] for root in roots]
+
+
+def _is_free(op: ops.Op) -> bool:
+    """Whether rows pass unchanged from the source: then each consumer may as well begin there."""
+    while isinstance(op, ops.Watermark):
+        op = op.input
+    return isinstance(op, ops.Source)
+
+
 def _marked(first: Fragment) -> tuple[ops.Watermark | None, ops.Op]:
-    """The watermark of a source's rows, and the rows that it is about: it may come after a union or a distinct."""
+    """The watermark of a source's rows, and the rows that it is about: it may come after a union or a distinct.
+
+    Where fragments fork, the rows have one already, or none of the consumers gives them one.
+    """
     below: ops.Op = first.input
-    fragment: Fragment | None = first
-    while fragment is not None:
+    fragment = first
+    while True:
         # Rows come out at other times than they go in.
         ends_here = isinstance(fragment.state, ops.Aggregate) or fragment.is_blocking
         path = stream_path(fragment.before if ends_here else fragment.op, fragment.input)
         marks = [op for op in path if isinstance(op, ops.Watermark)]
         if marks:
             return marks[0], _without_state(marks[0].input, fragment, below)
-        if ends_here:
-            break
+        if ends_here or not fragment.consumers:
+            return None, first.input
         below = _without_state(fragment.op, fragment, below)
-        fragment = fragment.then
-    return None, first.input
+        fragment = fragment.consumers[0]
 
 
 def _without_state(op: ops.Op, fragment: Fragment, below: ops.Op) -> ops.Op:
@@ -168,29 +241,75 @@ def _without_state(op: ops.Op, fragment: Fragment, below: ops.Op) -> ops.Op:
     return stacked((each for each in stream_path(op, fragment.input) if each is not fragment.state), below)
 
 
-def _cut(root: ops.Op) -> Iterator[SourceEdge]:
-    """The edges of the sources of a flow, each with the fragment that its rows come to first."""
-    waiting: list[tuple[ops.Op, Fragment | None]] = [(root, None)]
+def _cut(roots: Sequence[ops.Op], is_fork: Callable[[ops.Op], bool]) -> Iterator[tuple[ops.Source, Fragment]]:
+    """The sources of flows, each with a fragment that its rows come to first; a fork ends a fragment."""
+    made: dict[int, Fragment] = {}  # by the fork that they end with
+    waiting: list[tuple[ops.Op, Fragment | int]] = []
+    waiting += [(root, number) for number, root in reversed(list(enumerate(roots)))]
     while waiting:
-        top, then = waiting.pop()
+        top, consumer = waiting.pop()
+        if id(top) in made:
+            _connect(made[id(top)], consumer)
+            continue
         op, has_state = top, False
-        while op.is_row_by_row or (op.has_state and not has_state):
+        while (op.is_row_by_row or (op.has_state and not has_state)) and (op is top or not is_fork(op)):
             has_state = has_state or op.has_state
             (op,) = op.streams
-        fragment = _fragment(top, op, then)
+        fragment = _fragment(top, op)
+        _connect(fragment, consumer)
+        if is_fork(top):
+            made[id(top)] = fragment
         if isinstance(op, ops.Source):
-            yield SourceEdge(op, fragment, None)
+            yield op, fragment
         else:
-            waiting += [(below, fragment) for below in reversed(op.streams if isinstance(op, ops.Union) else (op,))]
+            is_union = isinstance(op, ops.Union) and (op is top or not is_fork(op))
+            waiting += [(below, fragment) for below in reversed(op.streams if is_union else (op,))]
 
 
-def _fragment(top: ops.Op, bottom: ops.Op, then: Fragment | None) -> Fragment:
+def _connect(fragment: Fragment, consumer: Fragment | int) -> None:
+    if isinstance(consumer, int):
+        fragment.outputs.append(consumer)
+    else:
+        fragment.consumers.append(consumer)
+
+
+def _fragment(top: ops.Op, bottom: ops.Op) -> Fragment:
     """The ops from one down to another, which its input takes the place of."""
     source = placeholder(bottom.schema)
     op = over(top, bottom, source)
     state = next((each for each in stream_path(op, source) if each.has_state), None)
-    assert isinstance(state, ops.Aggregate | ops.Distinct | ops.Limit | ops.OuterJoin | ops.Sort | None)
-    return Fragment(op, source, state, then)
+    return Fragment(op, source, state, sorted_by=_sorted_by(state, source, bottom))
+
+
+def _sorted_by(state: ops.Op | None, source: ops.Source, bottom: ops.Op) -> tuple[str, int] | None:
+    """The column of windows that a sort over the rows of `bottom` is by, first of all, and its lead."""
+    first = state.by[0] if isinstance(state, ops.Sort) else None
+    if state is None or first is None or first.descending or not isinstance(first.expr, Col):
+        return None
+    name = first.expr.name
+    is_same = all(op.passes_through(name) for op in stream_path(state.streams[0], source))
+    lead = _window_columns(bottom).get(name) if is_same else None
+    return None if lead is None else (name, lead)
+
+
+def _window_columns(root: ops.Op) -> dict[str, int]:
+    """The columns of an op's rows that are limits of windows, and how much later than the watermark of these rows
+    the values to come are at least: a watermark promises the starts of windows.
+    """
+    known: dict[int, dict[str, int]] = {}
+    for op in walk_streams(root):
+        below = [known[id(each)] for each in op.streams]
+        if isinstance(op, ops.Aggregate):
+            size = None if op.window is None else op.window.end_of(0)
+            known[id(op)] = {} if size is None else {"window_start": 0, "window_end": size}
+        elif isinstance(op, ops.Union):
+            known[id(op)] = {name: min(each[name] for each in below) for name in below[0]
+                             if all(name in each for each in below)}
+        elif not below or op.is_blocking:
+            known[id(op)] = {}
+        else:
+            known[id(op)] = {name: lead for name, lead in below[0].items() if op.passes_through(name)}
+    return known[id(root)]
 
 
 def placeholder(schema: Schema) -> ops.Source:
@@ -207,55 +326,86 @@ def check_bounded(edges: list[SourceEdge], is_bounded: bool, emit: str, at: Sour
     """Refuse what would never come to an end."""
     if is_bounded:
         return
+    timed = {id(each) for edge in edges if edge.watermark is not None for each in fragments([edge])}
     for fragment in fragments(edges):
-        if isinstance(fragment.state, ops.Sort):
+        if isinstance(fragment.state, ops.Sort) and fragment.is_blocking:
             raise BadArgument("an endless flow cannot be sorted", at=at, step="sort",
-                              hint='the greatest rows of each window: group_by(si.tumbling("t", "1m")).agg('
-                                   'col("x").top_k(10, by="x")); or read a bounded source')
+                              hint='sort what windows give by "window_start" first; the greatest rows of each window: '
+                                   'group_by(si.tumbling("t", "1m")).agg(col("x").top_k(10, by="x")); or read a '
+                                   'bounded source')
         if isinstance(fragment.state, ops.OuterJoin):
             raise BadArgument(f"a join with how={fragment.state.how!r} needs a flow that ends: only then it is known "
                               "which rows of the table have no match", at=fragment.state.at, step="join",
                               hint='take how="left" or "inner", or read a bounded source')
-        is_final = emit == "final" or fragment.then is not None
+        is_final = emit == "final" or bool(fragment.consumers)
         if isinstance(fragment.state, ops.Aggregate) and fragment.state.window is None and is_final:
             raise BadArgument("a running aggregate over an endless source has no final result", at=at,
                               step="group_by", hint='give emit="changes", or group by a window of time as well')
-        if isinstance(fragment.state, ops.Aggregate) and is_final and not any(
-                edge.watermark is not None for edge in edges if fragment in fragments([edge])):
+        if isinstance(fragment.state, ops.Aggregate) and is_final and id(fragment) not in timed:
             raise BadArgument("windows over an endless source never close without a watermark", at=at,
                               step="group_by", hint="with_watermark(column, delay) after the source")
 
 
-def check_order(fragments: list[Fragment], inputs: list[tuple[list[int], int]]) -> None:
+def check_order(edges: list[SourceEdge], partitions: Sequence[int]) -> None:
     """Refuse aggregates that depend on the order of rows where rows come from several inputs or partitions.
 
-    `inputs` has the numbers of the fragments that an input's rows pass, and how many partitions it has. After a sort
-    there is an order again.
+    `partitions` is how many each source has. After a sort there is an order again.
     """
-    for number, fragment in enumerate(fragments):
-        if not isinstance(fragment.state, ops.Aggregate):
-            continue
-        arriving = sum(partitions for path, partitions in inputs if number in path and not any(
-            isinstance(fragments[before].state, ops.Sort | ops.Aggregate) for before in path[: path.index(number)]))
-        for named in fragment.state.aggs if arriving > 1 else ():
+    arriving: Counter[int] = Counter()  # ways on which rows come to a fragment
+    for edge, count in zip(edges, partitions, strict=True):
+        for first in edge.firsts:
+            arriving[id(first)] += count
+    for fragment in fragments(edges):
+        state = fragment.state
+        for named in state.aggs if isinstance(state, ops.Aggregate) and arriving[id(fragment)] > 1 else ():
             instead = AGGREGATES[named.agg.fn].without_order
             if instead:
+                assert state is not None
                 raise BadArgument(f"{named.agg.fn} depends on the order of rows, and a job has none across the inputs "
                                   "of a union or the partitions of a source",
-                                  at=named.agg.at if named.agg.at.line else fragment.state.at, found=named.name,
+                                  at=named.agg.at if named.agg.at.line else state.at, found=named.name,
                                   hint=f"use {instead}")
+        for consumer in () if isinstance(state, ops.Sort | ops.Aggregate) else fragment.consumers:
+            arriving[id(consumer)] += arriving[id(fragment)]
 
 
 def fragments(edges: list[SourceEdge]) -> list[Fragment]:
-    """Every fragment once, in topological order."""
-    found: list[Fragment] = []
-    for edge in edges:
-        path = []
-        fragment: Fragment | None = edge.first
-        while fragment is not None:
-            path.append(fragment)
-            fragment = fragment.then
-        place = next((k for k, each in enumerate(path) if each in found), len(path))
-        shared = found.index(path[place]) if place < len(path) else len(found)
-        found[shared:shared] = path[:place]
-    return found
+    """Every fragment once, in topological order: the inputs of each before it, in the order of the sources."""
+    inputs: dict[int, list[Fragment]] = {}
+    ends: list[Fragment] = []
+    waiting = [first for edge in reversed(edges) for first in reversed(edge.firsts)]
+    for first in waiting:
+        inputs.setdefault(id(first), [])
+    while waiting:
+        fragment = waiting.pop()
+        if fragment.outputs and fragment not in ends:
+            ends.append(fragment)
+        for consumer in fragment.consumers:
+            known = inputs.setdefault(id(consumer), [])
+            if fragment not in known:
+                known.append(fragment)
+                waiting.append(consumer)
+    return _in_order(sorted(ends, key=lambda each: min(each.outputs)), inputs)
+
+
+def upstream(end: Fragment, edges: list[SourceEdge]) -> list[Fragment]:
+    """The fragments that an output's rows pass, in topological order."""
+    inputs: dict[int, list[Fragment]] = {}
+    for fragment in fragments(edges):
+        for consumer in fragment.consumers:
+            inputs.setdefault(id(consumer), []).append(fragment)
+    return _in_order([end], inputs)
+
+
+def _in_order(ends: list[Fragment], inputs: dict[int, list[Fragment]]) -> list[Fragment]:
+    """Ends and what feeds them, inputs first."""
+    found: dict[int, Fragment] = {}
+    waiting = [(end, False) for end in reversed(ends)]
+    while waiting:
+        fragment, is_over = waiting.pop()
+        if is_over:
+            found[id(fragment)] = fragment
+        elif id(fragment) not in found:
+            waiting.append((fragment, True))
+            waiting += [(below, False) for below in reversed(inputs.get(id(fragment), []))]
+    return list(found.values())

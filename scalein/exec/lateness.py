@@ -50,8 +50,8 @@ class TimedRows:
 class Lateness:
     """Separates late rows. Batches without late rows, which are most, are passed through unchanged."""
 
-    def __init__(self, fragment: Fragment, window: Window, delay: int, kept: Sequence[str]) -> None:
-        self._window, self._delay = window, delay
+    def __init__(self, fragment: Fragment, window: Window, kept: Sequence[str]) -> None:
+        self._window = window
         self._kept = list(kept)  # columns of the rows that are passed on
         time = window.time
         is_own = isinstance(time, Col) and _passes_through(fragment.before, time.name, fragment.input)
@@ -65,11 +65,11 @@ class Lateness:
 
     def least_open(self, watermark: int) -> int:
         """The least time that is in a window which is not closed."""
-        return max(self._window.least_open(watermark - self._delay), _EARLIEST)
+        return max(self._window.least_open(watermark), _EARLIEST)
 
     def last_end(self, watermark: int) -> int:
         """The end of the last window that is closed."""
-        return max(self._window.last_closed_end(watermark - self._delay), _EARLIEST)
+        return max(self._window.last_closed_end(watermark), _EARLIEST)
 
     def next_end(self, watermark: int) -> int:
         """The end of the first window that is not closed."""

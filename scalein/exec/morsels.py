@@ -16,7 +16,9 @@ from scalein.exec.schedule import schedule
 MORSEL_ROWS = 1 << 20  # of an aggregation
 PIPELINE_MORSEL_ROWS = 1 << 19  # of a pipeline without state: about a millisecond
 SMALL_ROWS = 1 << 13  # of a batch for which the call of a kernel costs as much as its rows
+SMALL_BYTES = 1 << 20  # a batch with more is not copied: few rows may have long text
 COALESCED_ROWS = 1 << 16
+COALESCED_BYTES = 1 << 24
 SERIAL_ROWS = 1 << 22  # of a morsel of a single worker
 LAST_ROWS = 1 << 18  # of the last morsels of a large batch
 
@@ -34,19 +36,24 @@ def coalesce(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     their dictionaries may differ.
     """
     pending: list[pa.RecordBatch] = []
-    rows, schema, is_plain = 0, None, False  # rows of `pending`; schema of the last batch
+    rows, size, schema, is_plain = 0, 0, None, False  # rows and bytes of `pending`; schema of the last batch
+    is_fixed = False  # all columns have values of a fixed width: then few rows are few bytes, and need no look
     for batch in batches:
         if schema is None or batch.schema != schema:
             yield from _one(pending)
-            pending, rows, schema = [], 0, batch.schema
+            pending, rows, size, schema = [], 0, 0, batch.schema
             is_plain = not any(map(pa.types.is_dictionary, schema.types))
+            is_fixed = all(map(pa.types.is_primitive, schema.types))
         is_small = is_plain and batch.num_rows < SMALL_ROWS
-        if rows >= COALESCED_ROWS or not is_small:
+        given = batch.nbytes if is_small and not is_fixed else 0
+        is_small = is_small and given < SMALL_BYTES
+        if rows >= COALESCED_ROWS or size >= COALESCED_BYTES or not is_small:
             yield from _one(pending)
-            pending, rows = [], 0
+            pending, rows, size = [], 0, 0
         if is_small:
             pending.append(batch)
             rows += batch.num_rows
+            size += given
         else:
             yield batch
     yield from _one(pending)

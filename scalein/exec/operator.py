@@ -1,5 +1,8 @@
 """Operators of a job: fragments at work. Batches in, batches out, and state that a checkpoint can name.
 
+An operator is made for the stateful op of its fragment, by the function that `@executes` registers. Its input has a
+watermark: no row to come is earlier; `promise` says which watermark its output has then (`rounds.py` keeps both).
+
 Threads: only the job's thread calls an operator, which parallelises its work over worker threads. `rows` consumes
 morsels one by one while they are in the cache; `advance` announces the watermark, `finish` the end of the input.
 `flush` flushes what has arrived into the state; `snapshot` captures that state in microseconds and returns a future
@@ -26,9 +29,11 @@ from scalein.exec.bounded import Program
 from scalein.exec.error_location import located
 from scalein.exec.fragments import Fragment, over, placeholder
 from scalein.ir import ops
+from scalein.ir.partials import StateColumns
 from scalein.ir.physical import Node, Scan, walk_nodes
 from scalein.options import Options
 from scalein.state import LogStore
+from scalein.state.migration import Migration
 from scalein.state.row_buffer import RowBuffer
 from scalein.storage.checked_json import Json, as_int, as_map
 
@@ -37,7 +42,9 @@ SnapshotFuture = Callable[[], Json]  # waits until the state is durable, and ret
 
 
 class Morsel(NamedTuple):
-    """A batch, the watermark before its source batch, and, if known, the bounds of its times."""
+    """A batch, the watermark before its source batch, and, if known, the bounds of its times. An operator that uses
+    event time gets the watermark of its own input, others that of the sources.
+    """
 
     batch: pa.RecordBatch
     watermark: int | None
@@ -60,14 +67,22 @@ class Context:
     keeps_late: bool  # late rows go to a sink, with all their columns
     timeless: Callable[[int], None]
     failed: Callable[[pa.RecordBatch, int, ComputeError], None] | None  # a row of a batch; None: an error ends the job
-    delay: int  # by which event time here may be earlier than at the sources
     has_checkpoints: bool = True
+    columns: StateColumns | None = None  # of partial groups, if some began later than others
+    migration: Migration | None = None  # of a state with other columns
+    holds_rows: bool = False  # of a group, instead of partial groups
 
 
 class Operator(Protocol):
     """A fragment at work."""
 
     reads: list[str]  # columns of its input that it needs
+    emits_changes: bool  # rows of a changelog, with an `op`
+    defers_results: bool  # some results wait for the end of the round: see `deferred`
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further row can change anything."""
 
     @property
     def next_end(self) -> int | None:
@@ -82,6 +97,12 @@ class Operator(Protocol):
         """The memory that its state takes."""
 
     def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]: ...
+
+    def promise(self, watermark: int) -> int | None:
+        """The watermark of its output, once that of its input was announced; None: rows of any time may come."""
+
+    def deferred(self) -> Iterable[pa.RecordBatch]:
+        """At the end of a round, the results that it has put off."""
 
     def advance(self, watermark: int) -> Iterable[pa.RecordBatch]:
         """The results that are final at this watermark; the caller consumes the whole iterator."""
@@ -150,11 +171,33 @@ class FragmentRunner:
                     waiting += [(first + half, count - half), (first, half)]
 
 
+Maker = Callable[[Fragment, Context, Json, str], Operator]  # of the fragment's state in a checkpoint, and of `emit`
+_MAKERS: dict[type[ops.Op], Maker] = {}
+
+
+def executes(*kinds: type[ops.Op]) -> Callable[[Maker], Maker]:
+    """Registers what makes the operator of fragments whose stateful op is one of these."""
+
+    def register(maker: Maker) -> Maker:
+        _MAKERS.update(dict.fromkeys(kinds, maker))
+        return maker
+
+    return register
+
+
+def open_operator(fragment: Fragment, context: Context, state: Json, emit: str) -> Operator:
+    """The operator of a fragment, with its state in a checkpoint; `emit` is how it emits its results."""
+    if fragment.state is None:
+        return Stateless(fragment, context)
+    return _MAKERS[type(fragment.state)](fragment, context, state, emit)
+
+
 class Stateless:
     """Stateless ops."""
 
     next_end: int | None = None
     due: int | None = None
+    is_done = emits_changes = defers_results = False
 
     @property
     def state_bytes(self) -> int:
@@ -166,6 +209,12 @@ class Stateless:
 
     def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
         return run_by_watermark(morsels, self._runner.run)
+
+    def promise(self, watermark: int) -> int | None:
+        return watermark
+
+    def deferred(self) -> Batches:
+        return []
 
     def advance(self, watermark: int) -> Batches:
         return []
@@ -186,19 +235,19 @@ class Stateless:
         pass
 
 
+@executes(ops.Limit)
 class Limit(Stateless):
     """The first rows; then no more."""
 
-    def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
-        super().__init__(_downstream(fragment), context)
+    def __init__(self, fragment: Fragment, context: Context, state: Json, emit: str = "final") -> None:
+        super().__init__(downstream_of(fragment), context)
         assert isinstance(fragment.state, ops.Limit)
         self._before = FragmentRunner(fragment.before, context)
         self.reads = reads(self._before.program.node)
         self._left = fragment.state.count if state is None else as_int(state)
 
     @property
-    def is_done(self) -> bool:
-        """Whether no further row can pass."""
+    def is_done(self) -> bool:  # type: ignore[override]
         return not self._left
 
     def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
@@ -217,11 +266,12 @@ class Limit(Stateless):
         return lambda: left
 
 
+@executes(ops.Distinct)
 class Distinct(Stateless):
     """The first row of each key; the keys are in a store."""
 
-    def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
-        super().__init__(_downstream(fragment), context)
+    def __init__(self, fragment: Fragment, context: Context, state: Json, emit: str = "final") -> None:
+        super().__init__(downstream_of(fragment), context)
         assert isinstance(fragment.state, ops.Distinct)
         self._keys = list(fragment.state.keys)
         self._fresh = FragmentRunner(fragment.state, context)
@@ -256,10 +306,11 @@ class Distinct(Stateless):
         self._store.abandon()
 
 
+@executes(ops.OuterJoin)
 class Blocking(Stateless):
     """What needs all rows (a sort, a right or outer join): they are buffered, and its rows come at the end."""
 
-    def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
+    def __init__(self, fragment: Fragment, context: Context, state: Json, emit: str = "final") -> None:
         super().__init__(fragment, context)
         self._runner = FragmentRunner(fragment.op, context, self._runner.program, by_row=False)
         schema = fragment.input.arrow
@@ -275,6 +326,9 @@ class Blocking(Stateless):
         for morsel in morsels:
             self._log.add(morsel.batch.select(self._names))
         return []
+
+    def promise(self, watermark: int) -> int | None:
+        return None
 
     def finish(self) -> Batches:
         found = self._runner.run_once(map(self._log.batch, self._log.segments))
@@ -305,9 +359,26 @@ def run_by_watermark(morsels: Iterable[Morsel], run: Callable[[Batches], Batches
 def open_store(context: Context, key: pa.Schema, value: pa.Schema, state: Json, reserved_bytes: int = 0) -> LogStore:
     """An operator's store, at the snapshot that a checkpoint names; some of its memory is `reserved` for others."""
     memory = None if context.options.memory is None else context.options.memory - reserved_bytes
-    return LogStore.open(context.folder, key=key, value=value, memory=memory,
-                         snapshot=None if state is None else as_int(as_map(state)["snapshot"]),
-                         workers=MAX_WORKERS, keep=RETAINED_SNAPSHOTS)
+    snapshot = None if state is None else as_int(as_map(state)["snapshot"])
+    store = LogStore.open(context.folder, key=key, value=value, memory=memory,
+                          snapshot=snapshot if context.migration is None else None,
+                          workers=MAX_WORKERS, keep=RETAINED_SNAPSHOTS)
+    if context.migration is None or snapshot is None:
+        return store
+    try:
+        context.migration.fill_store(store, pa.schema([*key, *value]), snapshot, memory)
+    except BaseException:
+        store.abandon()
+        raise
+    return store
+
+
+def restore_rows(context: Context, rows: RowBuffer, state: Json) -> None:
+    """The rows that a checkpoint names."""
+    if context.migration is None:
+        rows.restore(state)
+    else:
+        context.migration.fill_rows(rows, state)
 
 
 def snapshot_store(store: LogStore) -> SnapshotFuture:
@@ -346,11 +417,11 @@ def filtered(batch: pa.RecordBatch, mask: pa.Array) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([taken(column, rows) for column in batch.columns], schema=batch.schema)
 
 
-def _downstream(fragment: Fragment) -> Fragment:
+def downstream_of(fragment: Fragment) -> Fragment:
     """The ops after the stateful one, as a fragment of their own."""
     assert fragment.state is not None
     source = placeholder(fragment.state.schema)
-    return Fragment(over(fragment.op, fragment.state, source), source, None, fragment.then)
+    return Fragment(over(fragment.op, fragment.state, source), source, None)
 
 
 def reads(program: Node) -> list[str]:

@@ -103,7 +103,7 @@ class PreAggregation:
         """Aggregate a sample, to find out whether there are many groups; returns the morsels that are left."""
         first = self._workers[0]
         sample, rest = radix.aggregate_sample(first, morsels)
-        if not radix.has_many_groups(first, sample, is_limited=False):
+        if not radix.has_many_groups(first, sample, memory=None):
             return rest
         self._recycle(first)
         self._partitions = RadixPartitions(self._operator)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 SAMPLE_ROWS = 1 << 18
 MANY_SHARE = 3 / 8  # groups per row of the sample, from which partitioning pays
+SAMPLE_SHARE = 16  # of a memory limit, a sample has at most 1/16
 FEW_SHARE = 1 / 64  # the same under a memory limit
 MAX_FIELDS = 64  # a partition row has one word of null bits
 CHUNK_BYTES = 1 << 16
@@ -61,25 +62,34 @@ def fits(table: Table) -> bool:
     return len(table.keys) > 0 and fields <= MAX_FIELDS and whole
 
 
-def aggregate_sample(worker: AggregateWorker, morsels: Iterator[Morsel]) -> tuple[list[Morsel], Iterator[Morsel]]:
+def aggregate_sample(worker: AggregateWorker, morsels: Iterator[Morsel],
+                     memory: int | None = None) -> tuple[list[Morsel], Iterator[Morsel]]:
     """Aggregate the first rows by hashing; returns their morsels, and the rest."""
     sample: list[Morsel] = []
-    rows = 0
+    rows = size = 0
     for morsel in morsels:
         piece = morsel.batch.slice(0, SAMPLE_ROWS - rows)
         sample.append(Morsel(piece, morsel.first_row))
         worker.process(sample[-1])
         rows += piece.num_rows
-        if rows >= SAMPLE_ROWS:
+        size += piece.nbytes if memory is not None else 0
+        if rows >= SAMPLE_ROWS or (memory is not None and size > memory // SAMPLE_SHARE):
             rest = Morsel(morsel.batch.slice(piece.num_rows), morsel.first_row + piece.num_rows)
             return sample, chain([rest] if rest.batch.num_rows else [], morsels)
     return sample, iter(())
 
 
-def has_many_groups(worker: AggregateWorker, sample: list[Morsel], is_limited: bool) -> bool:
-    """Whether there are enough groups for partitioning to pay, or, under a memory limit, to expect many more."""
+def has_many_groups(worker: AggregateWorker, sample: list[Morsel], memory: int | None) -> bool:
+    """Whether there are enough groups for partitioning to pay, or, under a memory limit, to expect many more. Distinct
+    values count as groups.
+    """
     rows = sum(morsel.batch.num_rows for morsel in sample)
-    return rows >= SAMPLE_ROWS and bool(worker.states[0].count > (FEW_SHARE if is_limited else MANY_SHARE) * rows)
+    if memory is None:
+        return rows >= SAMPLE_ROWS and bool(worker.states[0].count > MANY_SHARE * rows)
+    side = worker.states[0].side_state
+    count = max([worker.states[0].count, *(bag.count for bag in (side.bags if side is not None else ()))])
+    is_enough = rows >= SAMPLE_ROWS or sum(morsel.batch.nbytes for morsel in sample) > memory // SAMPLE_SHARE
+    return bool(is_enough and count > FEW_SHARE * rows)
 
 
 def run_radix(run: HashAggregate, morsels: Iterator[Morsel]) -> Iterator[pa.RecordBatch]:
@@ -88,6 +98,7 @@ def run_radix(run: HashAggregate, morsels: Iterator[Morsel]) -> Iterator[pa.Reco
     try:
         yield from _run_plan(run, plan, morsels)
     finally:
+        plan.pinned.clear()  # now, not when the garbage collector finds the plan
         if plan.spill is not None:
             plan.spill.close()
 

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from scalein.errors import ComputeError
 from scalein.exec.aggregate_operator import FOREVER, Partial, aggregate_node
-from scalein.exec.bounded import CombineByNumber, PreAggregationProgram, Program
+from scalein.exec.bounded import PreAggregationProgram, Program
 from scalein.exec.changelog import Changelog, changelog_rows
+from scalein.exec.combine import Combiner
 from scalein.exec.error_location import located
 from scalein.exec.event_time import extent
 from scalein.exec.expiry_index import ExpiryIndex, windows_of
@@ -36,7 +37,7 @@ from scalein.exec.operator import (
 from scalein.ir import ops
 from scalein.ir.exprs import Named
 from scalein.ir.internal_names import internal
-from scalein.ir.partials import row_values
+from scalein.ir.partials import TwoPhase, row_values
 from scalein.ir.passes.aggregate_layout import aggregate_table
 from scalein.ir.physical import Node
 from scalein.state import LogStore
@@ -53,13 +54,14 @@ class RunningAggregate(Partial):
 
     def __init__(self, fragment: Fragment, context: Context, root: Node, state: Json, emit: str) -> None:
         super().__init__(fragment, context, root, is_told=emit == "changes")
+        self.emits_changes = emit == "changes"
         self.changes = Changelog(fragment, self._two.final, context) if emit == "changes" else None
         keys = self._two.keys
         key = keys.arrow if keys.names else pa.schema([pa.field(_ONE, pa.int8(), False)])
         value = pa.schema([field.with_nullable(True) for field in self._two.values.arrow])
         self._keys, self._columns = key.names, [*keys.names, *value.names]
         self._stored_columns = [*key.names, *value.names]
-        self._combine_by_number = CombineByNumber(self._two)
+        self._combiner = Combiner(self._two, context.options)
         memory = context.options.memory
         hint_bytes = 0 if memory is None or self._window is None else memory // EXPIRY_SHARE
         self._open: Callable[[], LogStore] = lambda: open_store(context, key, value, state, hint_bytes)
@@ -78,11 +80,12 @@ class RunningAggregate(Partial):
         # Checkpoints of earlier versions have no index: it is filled from the store when the first window closes.
         self._is_indexed = state is None or EXPIRY in as_map(state)
         if state is not None and self._is_indexed:
-            self._expiry.restore(as_map(state)[EXPIRY])
+            self._expiry.restore(context, as_map(state)[EXPIRY])
         if state is not None:
             self._count_from(state)
-        is_by_row = state is not None and as_map(state)["by_row"] is True and self.changes is None
-        self._rows = ByRow(fragment, context, self._store) if is_by_row else None
+        is_by_row = state is not None and as_map(state)["by_row"] is True and (
+            self.changes is None and self._two.is_by_column)
+        self._rows = ByRow(fragment, context, self._store, self._two) if is_by_row else None
 
     @cached_property
     def _store(self) -> LogStore:
@@ -100,7 +103,7 @@ class RunningAggregate(Partial):
         if self._pre_aggregation.partitioned_bytes > MAX_PARTITIONED_BYTES:
             self.flush()
         if self._has_many and self.changes is None and self._two.is_by_column:
-            self._rows = ByRow(self._fragment, self._context, self._store)
+            self._rows = ByRow(self._fragment, self._context, self._store, self._two)
         if self.changes is not None:
             found += self._merged(self._taken())
         return [Morsel(batch, None) for batch in found]
@@ -137,9 +140,11 @@ class RunningAggregate(Partial):
         return found
 
     def _of_windows(self, partials: Batches) -> Batches:
-        """Partial groups, of which a slice is in one window or, where these slide, in several that are open."""
+        """Partial groups, of which a slice is in one window or, where these slide, in several that are open. A round
+        whose rows a filter has dropped has none.
+        """
         if self._apart is None or self._window is None:
-            return partials
+            return [batch for batch in partials if batch.num_rows]
         of_each = [found for batch in partials
                    for found in windows_of(batch, self._window, self._first_open)]
         return [batch for batch in self._apart.run(of_each) if batch.num_rows]
@@ -160,7 +165,7 @@ class RunningAggregate(Partial):
         new = pa.RecordBatch.from_arrays([partials.column(name) for name in names], names=names)
         both = pa.concat_batches([filtered(before.select(names), pa.array(existed)), new])
         numbers = np.concatenate([np.flatnonzero(existed), np.arange(new.num_rows)])
-        values = self._combine_by_number.combine(both, numbers, self._context.options)
+        values = self._combiner.combine_numbered(both, numbers)
         self._store.upsert(pa.RecordBatch.from_arrays(
             [*(partials.column(name) for name in self._keys), *values.columns], names=self._stored_columns))
         return None if self.changes is None else self._stored(partials)
@@ -181,7 +186,7 @@ class RunningAggregate(Partial):
         """Of windows that slide, a row may come after some that it is in have closed: see `window_close.py`."""
         if self._window is None or not self._slides:
             return None
-        return -FOREVER if self._first_open == -FOREVER else self._window.end_of(self._first_open) + self._context.delay
+        return -FOREVER if self._first_open == -FOREVER else self._window.end_of(self._first_open)
 
     def advance(self, watermark: int) -> Batches:
         """Windows of a changelog are dropped when they close."""
@@ -252,12 +257,13 @@ class RunningAggregate(Partial):
 class ByRow:
     """Rows straight into the store: where groups are nearly as many as rows, partial ones would only be in the way."""
 
-    def __init__(self, fragment: Fragment, context: Context, store: LogStore) -> None:
+    def __init__(self, fragment: Fragment, context: Context, store: LogStore, two: TwoPhase) -> None:
         state = fragment.state
         assert isinstance(state, ops.Aggregate)
         self._store, self._context = store, context
-        table = aggregate_table(state.keys, None, state.aggs)
-        values = [(f"#acc{k}", *value) for k, value in enumerate(row_values(table))]
+        wanted = state.narrow({output.name for output in two.final.table.outputs})
+        of_accs = row_values(aggregate_table(state.keys, None, wanted.aggs))
+        values = [(column.name, *of_accs[column.accs[0]]) for column in two.partial.table.outputs]
         self._functions = {name: function for name, _, function in values}
         given = [(name, expr) for name, expr, _ in values if expr is not None]
         items = [*state.keys, *(Named(internal(f"given{k}"), expr) for k, (_, expr) in enumerate(given))]

@@ -36,10 +36,11 @@ def scan_conditions(node: Node) -> tuple[Condition, ...]:
                 return ()
 
 
-def row_groups_skipped(op: ops.Op) -> int:
-    """How many row groups the sources of a flow have skipped so far, in all its runs."""
-    return sum(source.data.row_groups_skipped for source in walk_ops(op)
-               if isinstance(source, ops.Source) and isinstance(source.data, BoundSource))
+def row_groups_skipped(*roots: ops.Op) -> int:
+    """How many row groups the sources of flows have skipped so far, in all their runs."""
+    found = {id(source.data): source.data.row_groups_skipped for root in roots for source in walk_ops(root)
+             if isinstance(source, ops.Source) and isinstance(source.data, BoundSource)}
+    return sum(found.values())
 
 
 def _conditions(expr: Expr) -> Iterator[Condition]:

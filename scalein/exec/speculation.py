@@ -42,13 +42,6 @@ class Delivery(Protocol):
     def batch(self) -> pa.RecordBatch: ...
     @property
     def is_last(self) -> bool: ...
-    @property
-    def size(self) -> int: ...
-
-
-class Counters(Protocol):
-    rows_in: int
-    bytes_in: int
 
 
 D = TypeVar("D", bound=Delivery)
@@ -58,9 +51,6 @@ class WatermarkOwner(Protocol):
     """What has a watermark, which follows the clocks of partitions."""
 
     watermark: int | None
-
-    @property
-    def metrics(self) -> Counters: ...
 
     def move_watermark(self) -> None: ...
 
@@ -91,7 +81,8 @@ def speculate(time: WatermarkOwner, step: WindowedAggregate, column: str, clocks
         clock, times = clocks[delivery.reader.name], within.get(id(delivery))
         if times is not None:
             if time.watermark is not None and step.is_late(times[0], time.watermark):
-                clocks.update(before)
+                for name, known in before.items():
+                    vars(clocks[name]).update(vars(known))  # in place: the timeline has the same clocks
                 time.watermark = watermark
                 step.end_speculation(False)
                 return False
@@ -99,7 +90,5 @@ def speculate(time: WatermarkOwner, step: WindowedAggregate, column: str, clocks
         if delivery.is_last:
             clock.end_batch()
             time.move_watermark()
-    time.metrics.rows_in += sum(delivery.batch.num_rows for delivery in full)
-    time.metrics.bytes_in += sum(delivery.size for delivery in full)
     step.end_speculation(True)
     return True

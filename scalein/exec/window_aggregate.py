@@ -24,7 +24,7 @@ import pyarrow as pa
 from scalein.compiler import compile_flow
 from scalein.errors import BadArgument, ComputeError
 from scalein.exec import ring, speculation
-from scalein.exec.aggregate_operator import FOREVER, ROW, Finalizer, Partial, aggregate_node
+from scalein.exec.aggregate_operator import FOREVER, Finalizer, Partial, aggregate_node
 from scalein.exec.bounded import PreAggregationProgram, Program, RingPreAggregationProgram
 from scalein.exec.close_batches import Part
 from scalein.exec.error_location import located
@@ -36,16 +36,16 @@ from scalein.exec.operator import (
     FragmentRunner,
     Morsel,
     Operator,
+    executes,
 )
 from scalein.exec.running_aggregate import RunningAggregate
 from scalein.exec.window_close import WindowCloser
 from scalein.ir import ops
-from scalein.ir.partials import fits, has_parts, width
+from scalein.ir.partials import fits
 from scalein.ir.passes.aggregate_layout import aggregate_table
 from scalein.ir.physical import Node, Scan, identity
-from scalein.layout import MAX_KEYS, MAX_VALUES
 from scalein.state.row_buffer import BufferSegment, RowBuffer
-from scalein.storage.checked_json import Json, as_map
+from scalein.storage.checked_json import Json
 
 MIN_COMBINED_ROWS = 1 << 20  # buffered partial groups below this number are not combined
 MAX_BATCHES = 512  # buffered, before they are combined
@@ -57,17 +57,14 @@ RING_BYTES = 1 << 28  # of all records; a checkpoint writes them whole
 _SLICE = "#slice"
 
 
+@executes(ops.Aggregate)
 def open_aggregate(fragment: Fragment, context: Context, state: Json, emit: str) -> Operator:
     """The operator that suits an aggregation's table and how its results are emitted."""
     root = fragment.program("whole", lambda: fragment.op)
     table = aggregate_node(root).table
-    is_narrow = len(table.keys) < MAX_KEYS and width(table) <= MAX_VALUES
     if emit == "changes" and not fits(table):
         _refuse_changes(fragment)
-    if not fits(table) or (not is_narrow and (table.window is None or emit == "changes")):
-        return BufferedAggregate(fragment, context, state)
-    if state is not None and has_parts(table) and ROW not in as_map(state):
-        # As the first versions of format 1 kept these, and it goes on so.
+    if context.holds_rows:
         return BufferedAggregate(fragment, context, state)
     if table.window is None or emit == "changes":
         return RunningAggregate(fragment, context, root, state, emit)
@@ -179,6 +176,7 @@ class WindowedAggregate(WindowCloser, Partial):
 class SlidingAggregate(WindowedAggregate):
     """Windows that slide: rows are counted into a ring, what it does not cover waits as partial groups."""
 
+    defers_results = True
     _ring: RingPreAggregationProgram | None = None  # from the first row on
 
     def __init__(self, fragment: Fragment, context: Context, root: Node, state: Json) -> None:
@@ -193,7 +191,7 @@ class SlidingAggregate(WindowedAggregate):
         assert self._late is not None
         self._has_ring = self._late.column is not None  # else the slices to cover are unknown
         # Workers need not wait for each other at each window, if nothing but the sink wants it.
-        self._puts_off = fragment.then is None and memory is None
+        self._puts_off = not fragment.consumers and memory is None
         self._closed_before: Batches = []  # windows of a ring that is no more
 
     def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
@@ -216,10 +214,10 @@ class SlidingAggregate(WindowedAggregate):
         self._outside += sum(batch.num_rows for batch in outside)
         self._inside += sum(batch.num_rows for batch in inside)
         if not self._puts_off:
-            self._closed_before = self.given()
+            self._closed_before = self.deferred()
         is_narrow = self._outside > max(MIN_OUTSIDE_ROWS, self._inside // 4)
         if is_narrow or self._ring.ring.bytes > self._most_bytes:
-            self._closed_before = self.given()
+            self._closed_before = self.deferred()
             self._keep(self._ring.ring.drain_partials())
             self._ring, self._ring_slices, self._outside, self._inside = None, 2 * self._ring_slices, 0, 0
             self._has_ring = is_narrow and self._ring_slices <= MAX_RING_SLICES
@@ -250,12 +248,12 @@ class SlidingAggregate(WindowedAggregate):
         found = self._ring.ring
         if not found.has_split_keys and not any(each.first < end for each in self._log.segments):
             found.close(after, end)
-            yield from [] if self._puts_off else self.given()
+            yield from [] if self._puts_off else self.deferred()
             return
-        yield from self.given()
+        yield from self.deferred()
         yield from super()._finished(after, end)
 
-    def given(self) -> Batches:
+    def deferred(self) -> Batches:
         """Results of closed windows that were not emitted yet."""
         found, self._closed_before = self._closed_before, []
         if self._ring is None:
@@ -286,7 +284,7 @@ class SlidingAggregate(WindowedAggregate):
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         yield from super().finish()
-        yield from self.given()
+        yield from self.deferred()
         self._ring, self._has_ring = None, False
 
     def _frozen(self) -> list[BufferSegment]:

@@ -16,7 +16,7 @@ from scalein.arrow_rows import from_numpy
 from scalein.exec.aggregate_operator import FOREVER, AggregateOperator, Finalizer
 from scalein.exec.close_batches import KeyShares, Part, most_bytes, parts_of
 from scalein.exec.event_time import as_integers, extent
-from scalein.exec.operator import Batches, SnapshotFuture, files_of, filtered
+from scalein.exec.operator import Batches, SnapshotFuture, files_of, filtered, restore_rows
 from scalein.ir.exprs import Expr, columns
 from scalein.ir.windows import Window
 from scalein.state.row_buffer import BufferSegment, RowBuffer
@@ -49,7 +49,7 @@ class WindowCloser(AggregateOperator):
         """
         if self._window is None or self._window.is_tumbling:
             return None
-        return -FOREVER if self._closed == -FOREVER else self._window.first_open_end(self._closed) + self._context.delay
+        return -FOREVER if self._closed == -FOREVER else self._window.first_open_end(self._closed)
 
     @property
     def state_bytes(self) -> int:
@@ -147,7 +147,7 @@ class WindowCloser(AggregateOperator):
 
     def _restore(self, state: Json) -> None:
         if state is not None:
-            self._log.restore(state)
+            restore_rows(self._context, self._log, state)
             self._closed = as_int(as_map(state)["closed"])
             self._count_from(state)
 

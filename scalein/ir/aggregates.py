@@ -58,8 +58,8 @@ class Aggregate(ABC):
     def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
         """What a group remembers; the first gives the value, and the second, if any, counts the values.
 
-        `grouped` says that there are keys or a window: a group that exists has a row, so a column that cannot be null
-        needs no count to tell "none".
+        `grouped` says that there are keys or a window: a group that exists has a row, so an aggregate that cannot be
+        null needs no count to tell "none".
         """
 
 
@@ -98,8 +98,8 @@ def _sum(arg: Expr) -> Acc:
     return Acc(AccKind.FSUM if type_of(arg).is_float else AccKind.ISUM, arg)
 
 
-def _or_none(main: Acc, arg: Expr, grouped: bool) -> tuple[Acc, ...]:
-    return (main,) if grouped and not arg.nullable else (main, _values(arg))
+def _or_none(main: Acc, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
+    return (main,) if grouped and not agg.nullable else (main, _values(agg.args[0]))
 
 
 def _number(name: str, arg: Expr) -> DType:
@@ -164,7 +164,7 @@ class Sum(Aggregate):
         raise Refused(f"sum takes numbers, bools or durations, not {own!r}", _number_hint(own))
 
     def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
-        return _or_none(_sum(agg.args[0]), agg.args[0], grouped)
+        return _or_none(_sum(agg.args[0]), agg, grouped)
 
 
 class Mean(Aggregate):
@@ -184,7 +184,7 @@ class _Extreme(Aggregate):
     kind: ClassVar[AccKind]
 
     def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
-        return _or_none(Acc(self.kind, agg.args[0]), agg.args[0], grouped)
+        return _or_none(Acc(self.kind, agg.args[0]), agg, grouped)
 
 
 class Min(_Extreme):

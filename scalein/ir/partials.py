@@ -16,24 +16,44 @@ An accumulator of one column combines by a function of that column alone (`funct
 something only together, so only `combine` knows how. Moments are merged by Chan's formula. Rows are identified by their
 number in the source, which continues over all partial groups: first, last and ties follow it.
 
+An aggregate that was added to a job (`exec/evolution.py`) has columns of its own, which began empty: accumulators that
+count the same rows from now on have several groups of columns (`StateColumns`), and one in workers' tables.
+
 Accumulators of any size (distinct values, lists, sketches) have no columns: see `fits`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
 from scalein.dtypes import BOOL, F64, I64, DType, Field, Kind, Schema
+from scalein.errors import InternalError
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
 from scalein.ir.physical import Node, Scan, WindowAggregate
-from scalein.ir.tables import COMOMENTS, Acc, AccKind, Output, Table
+from scalein.ir.tables import COMOMENTS, Acc, AccKind, Output, Table, extreme
 
 _FUNCTIONS = {AccKind.ROWS: "sum", AccKind.VALID: "sum", AccKind.ISUM: "sum", AccKind.FSUM: "sum",
               AccKind.MIN: "min", AccKind.MAX: "max"}  # fmt: skip
 _PARTS = {AccKind.MOMENTS: ("n", "mean", "m2"), AccKind.COMOMENTS: COMOMENTS,
           AccKind.FIRST: ("row", "value"), AccKind.LAST: ("row", "value"),
           AccKind.ARG_MIN: ("row", "by", "value"), AccKind.ARG_MAX: ("row", "by", "value")}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StateColumns:
+    """The groups of columns `#acc0`, `#acc1`, ... of partial groups, where these are more than the accumulators."""
+
+    accs: tuple[int, ...]  # the number of the accumulator that each holds; the first counts all rows
+    outputs: Mapping[str, tuple[int, ...]]  # output -> the groups of columns that it is finished from
+
+    @staticmethod
+    def of(table: Table) -> StateColumns:
+        """One for each accumulator."""
+        return StateColumns(tuple(range(len(table.accs))), {output.name: output.accs for output in table.outputs})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +82,14 @@ class TwoPhase:
         return len(self.functions) == len(self.partial.table.outputs)
 
 
+def is_mergeable(acc: Acc) -> bool:
+    """Whether an accumulator has columns, and partial groups merge by them."""
+    return acc.kind in _FUNCTIONS or acc.kind in _PARTS
+
+
 def fits(table: Table) -> bool:
     """Whether all accumulators of a table have columns."""
-    return all(acc.kind in _FUNCTIONS or acc.kind in _PARTS for acc in table.accs)
+    return all(map(is_mergeable, table.accs))
 
 
 def has_parts(table: Table) -> bool:
@@ -72,15 +97,21 @@ def has_parts(table: Table) -> bool:
     return any(acc.kind in _PARTS for acc in table.accs)
 
 
-def width(table: Table) -> int:
+def width(table: Table, held: StateColumns | None = None) -> int:
     """The number of columns of all accumulators."""
-    return sum(len(_PARTS.get(acc.kind, ("",))) for acc in table.accs)
+    held = held or StateColumns.of(table)
+    return sum(len(_PARTS.get(table.accs[number].kind, ("",))) for number in held.accs)
 
 
-def two_phase(node: WindowAggregate, partials: str = "partials") -> TwoPhase:
+def two_phase(node: WindowAggregate, partials: str = "partials", held: StateColumns | None = None) -> TwoPhase:
     """group(k, window, ...) -> a group by k and slice, and one over its rows, by k and window."""
     table = node.table
-    each = [_columns(k, acc) for k, acc in enumerate(table.accs)]
+    for acc in table.accs:
+        if not is_mergeable(acc):
+            raise InternalError(f"partial groups of the accumulator {acc.kind.value!r} cannot be merged")
+    held = held or StateColumns.of(table)
+    column_accs = [table.accs[number] for number in held.accs]
+    each = [columns_of(table, held, k) for k in range(len(column_accs))]
     columns = tuple(column for some in each for column in some)
     slices = None if table.window is None else table.window.sliced(table.slice_size)
     partial = replace(node, table=replace(table, outputs=columns, window=slices))
@@ -90,15 +121,15 @@ def two_phase(node: WindowAggregate, partials: str = "partials") -> TwoPhase:
     if table.window is not None:
         start = Col("window_start", type_of(table.window.time), False)
         window = replace(table.window, time=start)
-    accs = (Acc(AccKind.ROWS), *(_again(acc, some) for acc, some in zip(table.accs, each, strict=True)))
+    accs = (Acc(AccKind.ROWS), *(_again(acc, some) for acc, some in zip(column_accs, each, strict=True)))
     outputs = tuple(replace(o, fn="sum" if o.fn in ("count", "count_valid") else o.fn,
-                            accs=tuple(k + 1 for k in o.accs)) for o in table.outputs)
+                            accs=tuple(k + 1 for k in held.outputs[o.name])) for o in table.outputs)
     keys: tuple[Expr, ...] = tuple(Col(k.name, k.dtype, k.nullable) for k in table.keys)
     final = WindowAggregate(source, (), replace(table, accs=accs, outputs=outputs, window=window), keys)
-    functions = {some[0].name: _FUNCTIONS[acc.kind] for acc, some in zip(table.accs, each, strict=True)
+    functions = {some[0].name: _FUNCTIONS[acc.kind] for acc, some in zip(column_accs, each, strict=True)
                  if acc.kind in _FUNCTIONS}
-    combined = tuple(replace(column, fn=functions.get(column.name, "raw"), accs=(column.accs[0] + 1,))
-                     for column in columns)
+    combined = tuple(replace(column, fn=functions.get(column.name, "raw"), accs=(k + 1,))
+                     for k, some in enumerate(each) for column in some)
     slices = None if window is None else window.sliced(table.slice_size)
     combine = WindowAggregate(source, (), replace(final.table, outputs=combined, window=slices), keys)
     return TwoPhase(partial, combine, final, functions)
@@ -141,7 +172,9 @@ def finished_rows(two: TwoPhase) -> tuple[Named, ...] | None:
     if any(acc.kind in (AccKind.ISUM, AccKind.COMOMENTS) for acc in table.accs) or table.window is not None:
         return None
     keys = [Named(key.name, Col(key.name, key.dtype, key.nullable)) for key in table.keys]
-    return (*keys, *(Named(output.name, _finished(output, table.accs)) for output in two.final.table.outputs))
+    first = {output.name.partition("_")[0]: table.accs[output.accs[0]] for output in table.outputs}
+    accs = tuple(first.values())  # by groups of columns
+    return (*keys, *(Named(output.name, _finished(output, accs)) for output in two.final.table.outputs))
 
 
 def _finished(output: Output, accs: tuple[Acc, ...]) -> Expr:
@@ -172,15 +205,29 @@ def _spread(output: Output, n: Expr, m2: Expr) -> Expr:
     return Call("if_else", (is_there, value, Lit(None, F64)), (), F64)
 
 
-def _columns(number: int, acc: Acc) -> tuple[Output, ...]:
-    """The columns of an accumulator: one, or one for each of its parts."""
-    name = f"#acc{number}"
+def columns_of(table: Table, held: StateColumns, group: int) -> tuple[Output, ...]:
+    """A group of columns of an accumulator: one, or one for each of its parts."""
+    name, number = f"#acc{group}", held.accs[group]
+    acc = table.accs[number]
     if acc.kind in _FUNCTIONS:
         return (Output(name, "raw", _type(acc), _has_nulls(acc), (number,)),)
     by = I64 if acc.by is None else type_of(acc.by)
     types = {**dict.fromkeys(COMOMENTS, F64), "row": I64, "by": by, "value": acc.dtype}
     return tuple(Output(f"{name}_{part}", "raw", types[part], part in ("by", "value"), (number,), part)
                  for part in _PARTS[acc.kind])
+
+
+def empty_value(acc: Acc, column: Output) -> pa.Scalar:
+    """What a column of an accumulator has before a row is counted, as in a partial group without one."""
+    arrow = column.dtype.arrow
+    if column.part in ("by", "value") or (acc.kind in (AccKind.MIN, AccKind.MAX) and acc.dtype.is_bytes):
+        return pa.scalar(None, arrow)
+    if acc.kind in (AccKind.MIN, AccKind.MAX):
+        least = extreme(acc.dtype, least=acc.kind is AccKind.MAX)
+        return pa.Array.from_buffers(arrow, 1, [None, pa.py_buffer(least)])[0]
+    if column.part == "row":
+        return pa.scalar(2**63 - 1 if acc.kind is AccKind.FIRST else -1, arrow)
+    return pa.scalar(0, arrow)
 
 
 def _type(acc: Acc) -> DType:
@@ -215,5 +262,6 @@ def _again(acc: Acc, columns: tuple[Output, ...]) -> Acc:
             return Acc(acc.kind, given["mean"], given["by_mean"], parts=parts)
         case AccKind.FIRST | AccKind.LAST | AccKind.ARG_MIN | AccKind.ARG_MAX:
             return Acc(acc.kind, given["value"], given.get("by"), parts=(given["row"],))
-        case _:
+        case AccKind.ISUM | AccKind.FSUM | AccKind.MIN | AccKind.MAX:
             return Acc(acc.kind, given[""])
+    raise AssertionError(acc.kind)

@@ -22,12 +22,12 @@ Known = dict[int, tuple[Tree, Tree]]  # id -> (part, result); holding the part k
 
 def walk_ops(root: Op) -> Iterator[Op]:
     """Every op once, inputs before the ops they feed; reversed, it gives users before their inputs."""
-    return _walk(root, lambda op: op.inputs)
+    return _walk([root], lambda op: op.inputs)
 
 
-def _walk(root: Op, below: Callable[[Op], Sequence[Op]]) -> Iterator[Op]:
+def _walk(roots: Sequence[Op], below: Callable[[Op], Sequence[Op]]) -> Iterator[Op]:
     seen: set[int] = set()
-    waiting: list[tuple[Op, bool]] = [(root, False)]
+    waiting: list[tuple[Op, bool]] = [(root, False) for root in reversed(roots)]
     while waiting:
         op, is_over = waiting.pop()
         if is_over:
@@ -52,17 +52,17 @@ def map_exprs(op: Op, fn: Callable[[Expr], Expr]) -> Op:
     return op.with_exprs([fn(expr) for expr, _ in op.exprs()])
 
 
-def transform(root: Op, fn: Callable[[Op], Op]) -> Op:
-    """The plan with `fn` applied once to every op, over inputs to which it has been applied."""
+def transform(roots: Sequence[Op], fn: Callable[[Op], Op]) -> list[Op]:
+    """The plans with `fn` applied once to every op, over inputs to which it has been applied."""
     done: dict[int, Op] = {}
-    for op in walk_ops(root):
+    for op in _walk(roots, lambda op: op.inputs):
         done[id(op)] = fn(op.with_inputs(tuple(done[id(below)] for below in op.inputs)))
-    return done[id(root)]
+    return [done[id(root)] for root in roots]
 
 
-def walk_streams(root: Op) -> Iterator[Op]:
+def walk_streams(*roots: Op) -> Iterator[Op]:
     """The ops that rows of a stream pass, each once, inputs before the ops they feed."""
-    return _walk(root, lambda op: op.streams)
+    return _walk(roots, lambda op: op.streams)
 
 
 def transform_streams(root: Op, fn: Callable[[Op], Op], static: Callable[[Op], Op] = lambda op: op) -> Op:

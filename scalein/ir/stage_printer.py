@@ -37,6 +37,7 @@ from scalein.ir.stages import (
     ExpandLog,
     FilterStep,
     FromBatches,
+    FromPartials,
     FromPointers,
     FromRecords,
     FromRows,
@@ -258,6 +259,8 @@ def dump_stage(stage: Stage) -> str:
 
 def _reader(stage: Stage) -> str:
     match stage.reader:
+        case FromPartials(reads, sides=sides):
+            return _line("read", f"partial groups, {sides} a row: {', '.join(map(_read, reads))}")
         case FromBatches(reads):
             return _line("read", ", ".join(map(_read, reads)) or "nothing but the number of rows")
         case FromRows(reads, stride):

@@ -70,6 +70,22 @@ def _width(read: Read) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class FromPartials(FromBatches):
+    """Partial groups side by side, those of one key in a row: gives the outputs of a table for each row.
+
+    Of side `s`, the column `name` of a partial group is read as `side_column(s, name)`. The table has no keys, and its
+    accumulators take columns of partial groups (`ir/partials.py`); none holds text, which needs a table's heap.
+    """
+
+    table: Table
+    sides: int
+
+
+def side_column(side: int, name: str) -> str:
+    return internal(f"side{side}.{name}")
+
+
+@dataclass(frozen=True, slots=True)
 class FromRows:
     """Rows that a partitioner wrote: records of `stride` bytes without a header."""
 

@@ -50,11 +50,6 @@ class Window:
         """No window of a time begins or ends farther from it than this."""
         return self.size + self.every
 
-    @property
-    def delay(self) -> int:
-        """By how much the start of a window may be before the watermark that closes it."""
-        return self.size
-
     def in_slices(self, slice_size: int) -> tuple[int, int]:
         """The number of slices in a window, and from the start of a window to that of the next."""
         return self.size // slice_size, self.every // slice_size

@@ -8,7 +8,7 @@ last manifest, and no row is lost or duplicated.
     <checkpoint>/run                       the number of the last one
     <checkpoint>/epoch-0000000007.json     the manifests of the last epochs
     <checkpoint>/committed                 the checksum of the newest one whose output is known to be visible
-    <checkpoint>/state-<segment>/          the stores of the flow's fragments
+    <checkpoint>/state-0/                  the state of an operator; epochs name the folders (`exec/evolution.py`)
     <checkpoint>/_...                      one that was being written
     <checkpoint>/savepoints/<name>/        an epoch and its state that stay for good
 
@@ -55,6 +55,11 @@ class Checkpoint:
         self._run: int | None = None
         self._fs: LocalFileSystem | None = None
         self._writer = uuid.uuid4().hex  # of temporary files
+
+    @property
+    def address(self) -> str:
+        """Where it is, for messages and for the owners of output folders."""
+        return str(self.path.absolute())
 
     @property
     def is_adopted(self) -> bool:
@@ -124,14 +129,11 @@ class Checkpoint:
                 continue
             except (ValueError, KeyError, IndexError, OverflowError) as error:
                 damaged = damaged or Damaged("an epoch's manifest is malformed",
-                                             file=self.path / _name(number), found=repr(error))
+                                             file=self.path / manifest_name(number), found=repr(error))
                 continue
             if damaged is not None:
                 warn(f"the newest checkpoint is damaged, going back to epoch {number}: {damaged}")
-                with _named("cannot remove a damaged epoch", self.path):
-                    for newer in self.numbers():
-                        if newer > number:
-                            (self.path / _name(newer)).unlink()
+                self.remove_after(number)
             self._adopted = number if epoch.get("adopted") is True else None
             return found
         if damaged is not None:
@@ -141,13 +143,21 @@ class Checkpoint:
                 shutil.rmtree(state)
         return attempt(None)
 
+    def remove_after(self, number: int) -> None:
+        """Remove the epochs after one, which is the newest then."""
+        with _named("cannot remove an epoch", self.path):
+            for newer in self.numbers():
+                if newer > number:
+                    (self.path / manifest_name(newer)).unlink()
+            sync_path(self.path)
+
     def save_as(self, name: str) -> Path:
         """Keep the newest epoch under a name, for good: files are linked where that can be. No epoch is under way."""
         path, staged = self.path / SAVEPOINTS / name, self.path / SAVEPOINTS / f".{name}"  # no name begins with a dot
         try:
             shutil.rmtree(staged, ignore_errors=True)
             staged.mkdir(parents=True)
-            newest = _name(self.numbers()[-1])
+            newest = manifest_name(self.numbers()[-1])
             _link(self.path / newest, staged / newest)
             for state in self.path.glob("state-*"):
                 _link_files(state, staged / state.name)
@@ -183,7 +193,7 @@ class Checkpoint:
             return sorted(int(match[1]) for match in matches if match)
 
     def read(self, number: int) -> dict[str, Json]:
-        path = self.path / _name(number)
+        path = self.path / manifest_name(number)
         try:
             data = path.read_bytes()
         except OSError as error:  # unless it is gone, that says nothing of what is in it
@@ -200,7 +210,7 @@ class Checkpoint:
 
     def publish(self, epoch: int, content: dict[str, Json]) -> list[dict[str, Json]]:
         """Commit an epoch: synced, then under its name. Gives those that stay, oldest first."""
-        path = self.path / _name(epoch)
+        path = self.path / manifest_name(epoch)
         self._check_not_superseded()
         try:
             self._put(path.name, seal({**content, "format": FORMAT, "epoch": epoch}))
@@ -209,7 +219,7 @@ class Checkpoint:
             if self._adopted is not None:  # who goes back to it would not know what this job has written
                 gone.append(self._adopted)
             for old in gone:
-                (self.path / _name(old)).unlink(missing_ok=True)
+                (self.path / manifest_name(old)).unlink(missing_ok=True)
             if gone:
                 sync_path(self.path)  # a manifest must not come back without its files
             self._adopted = None
@@ -225,12 +235,12 @@ class Checkpoint:
     def note_committed(self, epoch: int) -> None:
         """Remember that the output of an epoch is visible; if that gets lost, it is only not known."""
         with suppress(OSError):
-            (self.path / "committed").write_bytes(_check_of(self.path / _name(epoch)))
+            (self.path / "committed").write_bytes(check_of(self.path / manifest_name(epoch)))
 
     def is_committed(self, epoch: int) -> bool:
         """Whether all output of an epoch is known to be visible."""
         with suppress(OSError):
-            return (self.path / "committed").read_bytes() == _check_of(self.path / _name(epoch))
+            return (self.path / "committed").read_bytes() == check_of(self.path / manifest_name(epoch))
         return False
 
     def kept(self) -> list[dict[str, Json]]:
@@ -262,7 +272,7 @@ def _reason(error: Exception) -> object:
     return error.__cause__ or error
 
 
-def _check_of(path: Path) -> bytes:
+def check_of(path: Path) -> bytes:
     """What tells a manifest from all others: an epoch that turned out to be damaged gives its number to another."""
     return path.read_bytes().rpartition(b"\n")[0].rpartition(b"\n")[2]
 
@@ -288,5 +298,5 @@ def _link(source: Path, target: Path) -> None:
         sync_path(target)
 
 
-def _name(number: int) -> str:
+def manifest_name(number: int) -> str:
     return f"epoch-{number:010}.json"

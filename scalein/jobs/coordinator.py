@@ -34,9 +34,9 @@ RETRY_S = 0.1  # least wait after the first failed epoch; with its doublings, MA
 class Coordinator:
     """The epochs of one job. All but `_publish` is the job's thread's."""
 
-    def __init__(self, checkpoint: Checkpoint | None, sinks: dict[str, SinkWriter], metrics: Metrics,
-                 name: str) -> None:
-        self._checkpoint, self._sinks, self._metrics, self._name = checkpoint, sinks, metrics, name
+    def __init__(self, checkpoint: Checkpoint | None, metrics: Metrics, name: str) -> None:
+        self._checkpoint, self._metrics, self._name = checkpoint, metrics, name
+        self._sinks: dict[str, SinkWriter] = {}  # by role: results of each output, late rows, dead letters
         self._at = NOWHERE  # where the job was started
         self.number = 0  # of the last epoch
         self._run = 0
@@ -51,9 +51,10 @@ class Coordinator:
         self._every_s = 0.0
         self._due = 0.0  # when the next epoch should begin
 
-    def open(self, epoch: dict[str, Json] | None, schema_of: Callable[[str], pa.Schema], at: SourceLoc) -> None:
+    def open(self, epoch: dict[str, Json] | None, sinks: dict[str, SinkWriter], schemas: dict[str, pa.Schema],
+             at: SourceLoc) -> None:
         """Resume after an epoch, and open the sinks as it left them."""
-        self._at = at
+        self._at, self._sinks = at, sinks
         outputs: list[dict[str, Json]] = []
         if epoch is not None:
             self.number, self._run, self._name = as_int(epoch["epoch"]), as_int(epoch["run"]), as_text(epoch["job"])
@@ -65,13 +66,13 @@ class Coordinator:
         self._absent_kinds = {name: kind for name, kind in kinds.items() if name in self._absent}
         gone = [name for name in last if name in self._absent or name in others]
         if gone and self._checkpoint is not None and not self._checkpoint.is_committed(self.number):
-            rows = _ROWS.get(gone[0], gone[0])
+            rows = _ROWS.get(gone[0], "results")
             raise BadArgument(f"the last run had another sink for {rows}, whose output is not all visible", at=at,
                               found=kinds.get(gone[0]),
                               hint="start the job once more with that sink; then it may be left out")
         if self._checkpoint is not None:
             self._run = self._checkpoint.begin_run(-1 if epoch is None else self._run)
-        folder = None if self._checkpoint is None else str(self._checkpoint.path.absolute())
+        folder = None if self._checkpoint is None else self._checkpoint.address
         for sink in self._sinks.values():
             sink.claim(f"{self._name}-{self._run}", folder)
         for name, sink in self._sinks.items():
@@ -80,7 +81,7 @@ class Coordinator:
                 sink.commit(earlier)
             # A sink may write below another's folder: neither must take the other's files for its own.
             job = self._name if name == "out" else f"{self._name}{name}"
-            sink.open(schema_of(name), words[-1] if words else None, f"{job}-{self._run}")
+            sink.open(schemas[name], words[-1] if words else None, f"{job}-{self._run}")
 
     def has_thread(self, thread: threading.Thread) -> bool:
         return thread is self._thread
@@ -178,4 +179,4 @@ class Coordinator:
         self._publisher.shutdown(wait=True)
 
 
-_ROWS = {"late": "late rows", "failed": "rows that failed", "out": "results"}
+_ROWS = {"late": "late rows", "failed": "rows that failed"}

@@ -1,10 +1,7 @@
-"""Dead letters: rows, records and files that failed, as rows of the sink that `on_error=` names.
+"""Dead letters of a job: rows, records and files that failed, as `exec/dead_letters.py` says.
 
-A dead letter has all columns of its source's row, and `error`, `bad_file`, `bad_line` and `bad_text`: the reason, the
-file (or the source and its partition), the number of the line or row where it is known, and the text of a line that
-could not be decoded. A record or file that could not be decoded has no values; it arrives among the rows, so that
-offsets count it, marked by the columns `MALFORMED`. Rows that fail in an expression are found by `FragmentRunner`
-(`exec/operator.py`).
+A record or file that could not be decoded arrives among the rows, so that offsets count it, marked by the columns
+`MALFORMED`. Rows that fail in an expression are found by `FragmentRunner` (`exec/operator.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +14,8 @@ import pyarrow.compute as pc
 from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.lenient import ERROR, MALFORMED
 from scalein.errors import BadData, ScaleinError
+from scalein.exec.dead_letters import dead_letter, dead_letter_schema
 from scalein.exec.operator import filtered
-from scalein.ir.internal_names import PREFIX
 from scalein.jobs.source_readers import Reader, SourceBatch
 
 
@@ -61,9 +58,7 @@ class DeadLetters:
             columns.append(pa.nulls(1, field.type) if there < 0 else row.column(there))
         if not set(row.schema.names) <= {field.name for field in self._fields}:
             raise error  # it failed after an aggregation or a projection: there is no source row to report
-        marks = [pa.array([value], field.type)
-                 for value, field in zip((error.what, *self._place(batch, number), None), MALFORMED, strict=True)]
-        self._write(pa.RecordBatch.from_arrays([*columns, *marks], schema=self.schema))
+        self._write(dead_letter(columns, self.schema, error, *self._place(batch, number)))
 
     def _place(self, batch: pa.RecordBatch, number: int) -> tuple[str | None, int | None]:
         """The file or source of a row, and its number there, from 1."""
@@ -89,19 +84,7 @@ class DeadLetters:
 
 
 def _schema(reader: Reader) -> pa.Schema:
-    """The source's columns, then those of `MALFORMED` under names that are free.
-
-    A `_` is added to a name that the source has.
-    """
-    fields = [reader.data.schema.field(name).with_nullable(True) for name in reader.columns]
-    names = set(reader.columns)
-    for mark in MALFORMED:
-        name = mark.name.removeprefix(PREFIX)
-        while name in names:
-            name += "_"
-        names.add(name)
-        fields.append(mark.with_name(name))
-    return pa.schema(fields)
+    return dead_letter_schema(pa.schema([reader.data.schema.field(name) for name in reader.columns]))
 
 
 def _origin(delivery: SourceBatch) -> tuple[str, int | None]:

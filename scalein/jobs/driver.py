@@ -23,22 +23,25 @@ from pathlib import Path
 import pyarrow as pa
 
 from scalein.connectors.sinks.sink_writer import SinkWriter
-from scalein.errors import LateData, ScaleinError, StoreFailed, here, reported, warn
+from scalein.errors import Damaged, LateData, ScaleinError, StoreFailed, here, reported, warn
 from scalein.exec.bounded import batches
 from scalein.exec.compatibility import warn_of_changes
 from scalein.exec.event_time import IDLE_S
+from scalein.exec.rounds import Result
 from scalein.exec.schedule import schedule
 from scalein.jobs.checkpoint import Checkpoint
 from scalein.jobs.coordinator import Coordinator
 from scalein.jobs.dead_letters import DeadLetters
 from scalein.jobs.job_graph import JobGraph, OutputSpec
 from scalein.jobs.metrics import Metrics
+from scalein.jobs.recovery import OutputIdentity, output_roles, without_lost_outputs
 from scalein.jobs.source_readers import Reader, SourceBatch, SourceReaders
 from scalein.jobs.spec import JobSpec
 from scalein.kernels.workers import resident_threads
 from scalein.memory import keep_at_most
 from scalein.storage.checked_json import Json, as_map
 from scalein.storage.failpoints import Crashed, failpoint
+from scalein.storage.object_store import Location
 
 MAX_ROUND_ROWS = 1 << 25
 FIRST_ROUND_ROWS, MIN_ROUND_ROWS = 1 << 21, 1 << 18  # rows of the first round, and least rows of the others
@@ -54,12 +57,13 @@ class Driver:
 
     def __init__(self, plan: JobSpec) -> None:
         self._plan = plan
-        self._sinks = {name: SinkWriter(sink, name, plan.at) for name, sink in plan.sinks.items()}
-        self.metrics = Metrics()
+        self._outputs = [SinkWriter(output.sink, "out", output.at) for output in plan.outputs]
+        self._side_sinks = {name: SinkWriter(sink, name, plan.at) for name, sink in plan.side_sinks.items()}
+        self.metrics = Metrics(outputs=[(sink.place, 0) for sink in self._outputs])
         self._has_warned_of_late_rows = self._has_warned_of_outliers = False
         self._schedule = schedule()
         self._clock = self._schedule.clock()
-        self.checkpoint = None if plan.checkpoint is None else Checkpoint(plan.checkpoint)
+        self.checkpoint = None if plan.checkpoint is None else _checkpoint(plan.checkpoint)
         self._own_folder = _own_folder() if plan.checkpoint is None else None
         self.workers = plan.options.workers
         self._requests: list[tuple[Callable[[], None], threading.Event]] = []
@@ -79,7 +83,7 @@ class Driver:
             self.readers = SourceReaders(read, plan.rows_per_second, plan.memory.queues)
         except BaseException as error:
             self._release(isinstance(error, Crashed))
-            if (found := reported(error, plan.at)) is not error:
+            if (found := self._reported(error)) is not error:
                 raise found from error
             raise
         self._thread = threading.Thread(target=self._main, name="scalein-job", daemon=True)
@@ -90,13 +94,13 @@ class Driver:
     def _open(self) -> None:
         if self.checkpoint is None:
             assert self._own_folder is not None
-            self.coordinator = Coordinator(None, self._sinks, self.metrics, uuid.uuid4().hex[:8])
+            self.coordinator = Coordinator(None, self.metrics, uuid.uuid4().hex[:8])
             self._begin(None, self._own_folder)
         else:
             self.checkpoint.open()
             if self._plan.savepoint is not None:
                 self.checkpoint.begin_from(self._plan.savepoint)
-            self.coordinator = Coordinator(self.checkpoint, self._sinks, self.metrics, self.checkpoint.name())
+            self.coordinator = Coordinator(self.checkpoint, self.metrics, self.checkpoint.name())
             folder = self.checkpoint.path
             self.checkpoint.recovered(lambda epoch: self._begin(epoch, folder))
             self.graph.retain(self.checkpoint.kept())
@@ -107,15 +111,27 @@ class Driver:
         failpoint("open")
         if hasattr(self, "graph"):
             self.graph.close()  # of a newer epoch, that turned out to be damaged
-        output = OutputSpec(plan.emit, self._late, "late" in plan.sinks,
-                        DeadLetters(self._failed) if plan.on_error == "sink" else None, plan.checkpoint is not None)
+        roles = output_roles(epoch, [OutputIdentity(sink.kind, sink.place, output.op, output.at)
+                                     for sink, output in zip(self._outputs, plan.outputs, strict=True)])
+        dead_letters = DeadLetters(self._failed) if plan.on_error == "sink" else None
+        output = OutputSpec(roles, plan.emit, self._late, "late" in plan.side_sinks, dead_letters,
+                            plan.checkpoint is not None, plan.evolve)
         options = replace(plan.options, memory=plan.memory.kept)
-        self.graph = JobGraph(plan.op, options, output, folder, epoch, self.metrics, plan.at)
+        roots = [each.op for each in plan.outputs]
+        self.graph = JobGraph(roots, options, output, folder, epoch, self.metrics, plan.at)
+        sinks = {**dict(zip(roles, self._outputs, strict=True)), **self._side_sinks}
         if epoch is not None:
             self.metrics.restore(as_map(epoch["metrics"]))
             self.is_finished = epoch["finished"] is True
-            warn_of_changes(epoch, self.graph.described, self.coordinator.places, plan.at)
-        self.coordinator.open(epoch, lambda name: self.graph.schema_of(name, plan.emit), plan.at)
+        schemas = {role: self.graph.output_schema(number) for number, role in enumerate(roles)}
+        if "late" in sinks:
+            schemas["late"] = self.graph.late_schema
+        if "failed" in sinks:
+            schemas["failed"] = self.graph.failed_schema
+        self.coordinator.open(epoch, sinks, schemas, plan.at)
+        if epoch is not None:
+            before = without_lost_outputs(epoch, roles, plan.at)
+            warn_of_changes(before, self.graph.described, self.coordinator.places, plan.at)
 
     # --- the thread
 
@@ -124,16 +140,23 @@ class Driver:
             with keep_at_most(self._plan.memory.spare), resident_threads():
                 self._loop()
         except BaseException as error:
-            self.error = reported(error, self._plan.at)
+            self.error = self._reported(error)
         finally:
             try:
                 self._release(isinstance(self.error, Crashed))
             except BaseException as error:
-                self.error = self.error or reported(error, self._plan.at)
+                self.error = self.error or self._reported(error)
             self.ended.set()
             with suppress(IndexError):
                 while True:
                     self._requests.pop(0)[1].set()
+
+    def _reported(self, error: BaseException) -> BaseException:
+        """What the user sees of an error. Damage that is found while the job runs is there at its next start, too."""
+        found = reported(error, self._plan.at)
+        if isinstance(found, Damaged) and isinstance(self._plan.checkpoint, Path) and found.hint is None:
+            found.add("hint", f"`scalein state {self._plan.checkpoint}` shows the whole epochs, and goes back to one")
+        return found
 
     def _loop(self) -> None:
         if self._plan.bootstrap is not None and not self.coordinator.number:
@@ -213,11 +236,11 @@ class Driver:
             warn("the job of this checkpoint has finished, and rows that came later are not read: give another "
                  f"directory than {self._plan.checkpoint} to begin anew", self._plan.at)
 
-    def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
-        for batch in batches:
+    def _write(self, results: Iterable[Result]) -> None:
+        for output, batch in results:
             if batch.num_rows:
-                self.metrics.rows_out += batch.num_rows
-                self._sinks["out"].write(batch)
+                self.metrics.note_result(output, batch.num_rows)
+                self._outputs[output].write(batch)
 
     def _late(self, rows: pa.RecordBatch) -> None:
         self.metrics.late_rows += rows.num_rows
@@ -225,8 +248,8 @@ class Driver:
             raise LateData(f"{rows.num_rows} rows came too late: all windows that they are in are closed",
                            at=self._plan.at, found=rows.slice(0, 1).to_pylist()[0],
                            hint='a longer delay of with_watermark, late="drop", or a sink for them')
-        if "late" in self._plan.sinks:
-            self._sinks["late"].write(rows)
+        if "late" in self._side_sinks:
+            self._side_sinks["late"].write(rows)
         elif not self._has_warned_of_late_rows:
             self._has_warned_of_late_rows = True
             warn(f"{rows.num_rows} rows came too late and were dropped; later ones are only counted: see "
@@ -239,7 +262,7 @@ class Driver:
 
     def _failed(self, letters: pa.RecordBatch) -> None:
         self.metrics.failed_rows += letters.num_rows
-        self._sinks["failed"].write(letters)
+        self._side_sinks["failed"].write(letters)
 
     # --- requests
 
@@ -313,7 +336,7 @@ class Driver:
             self.readers.close()
         if hasattr(self, "coordinator"):
             self.coordinator.close()
-        for sink in self._sinks.values():
+        for sink in (*self._outputs, *self._side_sinks.values()):
             with suppress(Exception):
                 sink.release() if is_dead else sink.close()
         if hasattr(self, "graph"):
@@ -322,6 +345,14 @@ class Driver:
             self.checkpoint.close()
         if self._own_folder is not None:
             shutil.rmtree(self._own_folder, ignore_errors=True)
+
+
+def _checkpoint(given: Path | Location) -> Checkpoint:
+    if isinstance(given, Path):
+        return Checkpoint(given)
+    from scalein.jobs.remote_checkpoint import RemoteCheckpoint  # few jobs need it
+
+    return RemoteCheckpoint(given)
 
 
 def _own_folder() -> Path:

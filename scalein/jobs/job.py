@@ -104,9 +104,10 @@ class Job:
                 self._supervisor.request_stop()
                 self._supervisor.ended.wait()
                 raise
-        if self._driver.error is not None:
+        has_ended = self._supervisor.ended.is_set()  # an error is known before everything is released, or restarted
+        if has_ended and self._driver.error is not None:
             raise self._driver.error
-        return self._supervisor.ended.is_set()
+        return has_ended
 
     def _check_outside(self) -> None:
         if self._driver.is_inside():
@@ -171,7 +172,10 @@ class Job:
     @property
     def name(self) -> str:
         """The name of the checkpoint's directory, by which metrics tell jobs apart; "job" without one."""
-        return "job" if self._plan.checkpoint is None else self._plan.checkpoint.resolve().name
+        checkpoint = self._plan.checkpoint
+        if isinstance(checkpoint, Path):
+            return checkpoint.resolve().name
+        return "job" if checkpoint is None else checkpoint.uri.rpartition("/")[2]
 
     def latency_buckets(self) -> tuple[list[tuple[float, int]], float]:
         """A cumulative histogram of latency: limits in seconds with rows, and the seconds of all rows together."""

@@ -1,6 +1,6 @@
-"""The graph of a job: its operators in topological order, the source inputs that feed them, and the watermark.
+"""The graph of a job: its operators (`exec/rounds.py`), and the sources, epochs and metrics that belong to them.
 
-One thread runs it. A source batch passes the operators on the path of its source; then the watermark advances, and the
+One thread runs it. A source batch passes the operators downstream of its source; then the watermark advances, and the
 results of windows that it closes pass the operators downstream.
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import groupby, islice
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,82 +21,133 @@ from scalein.connectors.base import BoundSource
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.exec import fragments as cutting
-from scalein.exec.changelog import changelog_rows
 from scalein.exec.changelog import check as check_changes
-from scalein.exec.compatibility import check_same, described, signature
-from scalein.exec.event_time import extent, extents, least
+from scalein.exec.compatibility import check_emit, described, signature
+from scalein.exec.event_time import extent, extents
+from scalein.exec.evolution import folder_name, remove_unnamed, resume, states_by_folder
 from scalein.exec.fragments import Fragment, SourceEdge
-from scalein.exec.operator import Blocking, Context, Distinct, Limit, Morsel, Operator, SnapshotFuture, Stateless
-from scalein.exec.running_aggregate import RunningAggregate
+from scalein.exec.operator import Context, Morsel, Operator, SnapshotFuture, open_operator
+from scalein.exec.operator_metrics import OperatorMetrics
+from scalein.exec.rounds import Node, Result, Rounds, Timeline
 from scalein.exec.scan_predicates import row_groups_skipped
-from scalein.exec.speculation import speculate
-from scalein.exec.window_aggregate import BufferedAggregate, SlidingAggregate, WindowedAggregate, open_aggregate
+from scalein.exec.window_aggregate import BufferedAggregate
 from scalein.ir import ops
 from scalein.ir.exprs import type_of
 from scalein.jobs.dead_letters import DeadLetters
-from scalein.jobs.metrics import Metrics, Stage
-from scalein.jobs.recovery import label, restored_positions, state_number, states
+from scalein.jobs.metrics import Metrics
+from scalein.jobs.recovery import label, restored_positions, restored_watermark, state_numbers
 from scalein.jobs.source_inputs import SourceInput, source_input_of
 from scalein.jobs.source_readers import Reader, SourceBatch
 from scalein.options import Options
-from scalein.storage.checked_json import Json, as_int
+from scalein.storage.checked_json import Json
 
 SHARED_TIMES = 1 << 20  # least rows whose times workers read in parallel: waking one costs a quarter of that
-NEVER = 1 << 62  # delay of rows that come only at the end of the input
 
 
 @dataclass(frozen=True)
 class OutputSpec:
     """What the user asked of a job's results."""
 
+    roles: Sequence[str]  # of the outputs, by which checkpoints know them
     emit: str
     late: Callable[[pa.RecordBatch], None]
     keeps_late: bool  # with all their columns
     dead_letters: DeadLetters | None
     has_checkpoints: bool = True
+    evolve: bool = False  # aggregates that the checkpoint does not have begin empty
 
 
 class JobGraph:
     """The operators of a job, in topological order, with their inputs, clocks and state."""
 
-    def __init__(self, op: ops.Op, options: Options, output: OutputSpec, folder: Path, epoch: dict[str, Json] | None,
-                 metrics: Metrics, at: SourceLoc) -> None:
+    def __init__(self, roots: Sequence[ops.Op], options: Options, output: OutputSpec, folder: Path,
+                 epoch: dict[str, Json] | None, metrics: Metrics, at: SourceLoc) -> None:
         self.metrics, self._options, self._emit, self._at = metrics, options, output.emit, at
-        self._dead_letters = output.dead_letters
-        self._op, self._skipped_before = op, row_groups_skipped(op)
-        self._edges = cutting.cut(op)
+        numbers, has_lost_outputs = state_numbers(epoch, output.roles) if epoch is not None else ([], False)
+        roots, self._resumed = resume(roots, epoch, numbers, folder if output.has_checkpoints else None, output.emit,
+                                      output.evolve, at)
+        self._roots, self._roles, self._dead_letters = roots, output.roles, output.dead_letters
+        self._skipped_before, self._folder = row_groups_skipped(*roots), folder
+        self._edges = cutting.cut_together(roots, output.emit)
         self._fragments = cutting.fragments(self._edges)
+        self._ends = [next(each for each in self._fragments if number in each.outputs) for number in range(len(roots))]
         cutting.check_bounded(self._edges, self.is_bounded, output.emit, at)
         if epoch is not None:
-            check_same(epoch, self.signature, self._emit_mode, at)
-        known = restored_positions(epoch, self._edges, at)
-        kept = states(epoch, self._fragments)
-        failed = None if output.dead_letters is None else output.dead_letters.failed
-        self.steps: list[Operator] = []
+            check_emit(epoch, self._emit_mode, at)
+        known = restored_positions(epoch, self._edges, has_lost_outputs, at)
         self._context: list[Context] = []
+        self._inputs: list[SourceInput] = []
+        self._rounds = Rounds([], output.emit)
         try:
-            for number, fragment in enumerate(self._fragments):
-                context = Context(options, folder / f"state-{state_number(self._fragments, number)}", output.late,
-                                      output.keeps_late, self._count_timeless, failed, self._delay(fragment),
-                                      output.has_checkpoints)
-                self._context.append(context)
-                self.steps.append(_step(fragment, context, kept[number], self._emit_of(fragment, output.emit, at)))
-                if isinstance(self.steps[-1], BufferedAggregate) and fragment.window is None and not self.is_bounded:
-                    raise BadArgument("aggregates as large as their input have no result over an endless source",
-                                      at=at, step="group_by", hint="group by a window of time as well")
-            self._inputs = [self._input(edge, about) for edge, about in zip(self._edges, known, strict=True)]
+            self._rounds = Rounds(self._open_nodes(output, epoch), output.emit)
+            for edge, about in zip(self._edges, known, strict=True):
+                self._inputs.append(self._input(edge, about))
             if self._dead_letters is not None:
                 self._dead_letters.open(self._inputs[0].readers[0])
-            cutting.check_order(self._fragments, [(each.path, len(each.readers)) for each in self._inputs])
+            cutting.check_order(self._edges, [len(source.readers) for source in self._inputs])
         except BaseException:
             self.close()
             raise
-        self.stages = [Stage("rows" if fragment.state is None else type(fragment.state).__name__.lower())
-                       for fragment in self._fragments]  # fmt: skip
-        self.watermark: int | None = None
-        self._advanced: int | None = None  # the watermark that the steps know of
-        if epoch is not None and epoch["watermark"] is not None:
-            self.watermark = self._advanced = as_int(epoch["watermark"])
+
+    def _open_nodes(self, output: OutputSpec, epoch: dict[str, Json] | None) -> list[Node]:
+        """The operators, connected as their fragments are."""
+        failed = None if output.dead_letters is None else output.dead_letters.failed
+        timelines = self._timelines(epoch)
+        nodes: dict[int, Node] = {}
+        try:
+            for fragment, found in zip(self._fragments, self._resumed, strict=True):
+                context = Context(self._options, self._folder / folder_name(found.folder), output.late,
+                                  output.keeps_late, self._count_timeless, failed, output.has_checkpoints,
+                                  found.columns, found.migration, found.holds_rows)
+                self._context.append(context)
+                operator = open_operator(fragment, context, found.state, self._emit_of(fragment))
+                name = "rows" if fragment.state is None else type(fragment.state).__name__.lower()
+                nodes[id(fragment)] = Node(operator, OperatorMetrics(name), timelines[id(fragment)],
+                                           fragment.window is not None, outputs=fragment.outputs)
+                if isinstance(operator, BufferedAggregate) and fragment.window is None and not self.is_bounded:
+                    raise BadArgument("aggregates as large as their input have no result over an endless source",
+                                      at=self._at, step="group_by", hint="group by a window of time as well")
+        except BaseException:
+            for node in nodes.values():
+                node.operator.close()
+            raise
+        for fragment in self._fragments:
+            node = nodes[id(fragment)]
+            node.consumers = [nodes[id(each)] for each in fragment.consumers]
+            for consumer in node.consumers:
+                consumer.inputs.append(node)
+        for edge in self._edges:
+            for first in edge.firsts:
+                nodes[id(first)].is_fed = True
+        return list(nodes.values())
+
+    def _timelines(self, epoch: dict[str, Json] | None) -> dict[int, Timeline]:
+        """The timeline of each fragment: sources whose rows meet share one."""
+        groups: list[list[SourceEdge]] = []
+        for edge in self._edges:
+            reached = {id(each) for each in cutting.fragments([edge])}
+            meeting = [group for group in groups if reached & {id(each) for each in cutting.fragments(group)}]
+            together = [*(each for group in meeting for each in group), edge]
+            groups = [*(group for group in groups if group not in meeting), together]
+        found: dict[int, Timeline] = {}
+        for group in groups:
+            timeline = Timeline(restored_watermark(epoch, group))
+            found |= {id(fragment): timeline for fragment in cutting.fragments(group)}
+        return found
+
+    @property
+    def steps(self) -> list[Operator]:
+        return self._rounds.operators
+
+    @property
+    def stages(self) -> list[OperatorMetrics]:
+        return [node.metrics for node in self._rounds.nodes]
+
+    @cached_property
+    def _upstream(self) -> dict[str, list[Fragment]]:
+        """The fragments with state that each output depends on, by role."""
+        return {role: [each for each in cutting.upstream(end, self._edges) if each.state is not None]
+                for role, end in zip(self._roles, self._ends, strict=True)}
 
     @cached_property
     def signature(self) -> list[Json]:
@@ -104,14 +155,19 @@ class JobGraph:
         return [signature(fragment) for fragment in self._fragments if fragment.state is not None]
 
     @cached_property
+    def _described(self) -> dict[str, list[Json]]:
+        """Each output's flow as text, by role."""
+        return {role: described(root) for role, root in zip(self._roles, self._roots, strict=True)}
+
+    @property
     def described(self) -> list[Json]:
-        """The flow as text, by which the next run tells what has changed."""
-        return described(self._op)
+        """The flows as text, by which the next run tells what has changed."""
+        return [line for role in sorted(self._described) for line in self._described[role]]
 
     @property
     def _emit_mode(self) -> str:
-        """What the last state depends on besides its op: groups are stored differently for a changelog."""
-        return self._emit if isinstance(self._fragments[-1].state, ops.Aggregate) else "final"
+        """What the last states depend on besides their ops: groups are stored differently for a changelog."""
+        return self._emit if any(isinstance(end.state, ops.Aggregate) for end in self._ends) else "final"
 
     @property
     def is_bounded(self) -> bool:
@@ -122,27 +178,39 @@ class JobGraph:
         return [reader for source in self._inputs for reader in source.readers]
 
     @property
-    def mark(self) -> object:
-        """How far the job has come: where it is equal, an epoch would say nothing new."""
-        return self.metrics.to_json(), self.watermark, [reader.position for reader in self.readers]
-
-    def schema_of(self, sink: str, emit: str) -> pa.Schema:
-        """The columns of results ("out"), of late rows, or of rows that failed."""
-        if sink == "late":
-            return self._late_schema
-        if sink == "failed":
-            assert self._dead_letters is not None
-            return self._dead_letters.schema
-        schema = self._fragments[-1].op.schema.arrow
-        return schema.append(pa.field("op", pa.string(), False)) if emit == "changes" else schema
+    def watermark(self) -> int | None:
+        """The least of the watermarks; there are several if sources do not meet."""
+        found = [source.timeline.watermark for source in self._inputs if source.clocks]
+        return min((mark for mark in found if mark is not None), default=None)
 
     @property
-    def _late_schema(self) -> pa.Schema:
+    def mark(self) -> object:
+        """How far the job has come: where it is equal, an epoch would say nothing new."""
+        return (self.metrics.to_json(), [source.timeline.watermark for source in self._inputs],
+                [reader.position for reader in self.readers])
+
+    def output_schema(self, output: int) -> pa.Schema:
+        """The columns of the results of an output."""
+        schema = self._ends[output].op.schema.arrow
+        return schema.append(pa.field("op", pa.string(), False)) if self._emit == "changes" else schema
+
+    @property
+    def failed_schema(self) -> pa.Schema:
+        """The columns of dead letters."""
+        assert self._dead_letters is not None
+        return self._dead_letters.schema
+
+    @property
+    def late_schema(self) -> pa.Schema:
         """The columns of late rows: rows are late in the first windows on their way."""
         found: list[Schema] = []
-        for source in self._inputs:
-            windowed = (self._fragments[number] for number in source.path if self._fragments[number].window is not None)
-            found += [fragment.before.schema for fragment in islice(windowed, 1) if fragment.before.schema not in found]
+        waiting = [first for edge in self._edges for first in edge.firsts]
+        while waiting:
+            fragment = waiting.pop(0)
+            if fragment.window is None:
+                waiting += fragment.consumers
+            elif fragment.before.schema not in found:
+                found.append(fragment.before.schema)
         if len(found) > 1:
             raise BadArgument("late rows of these windows have different columns, and late= takes one sink",
                               at=self._at, found="; ".join(map(repr, found)),
@@ -153,18 +221,18 @@ class JobGraph:
         self.metrics.timeless_rows += rows
 
     def _input(self, edge: SourceEdge, known: dict[str, Json]) -> SourceInput:
-        first = self._fragments.index(edge.first)
-        path, fragment = [first], edge.first.then
-        while fragment is not None:
-            path.append(self._fragments.index(fragment))
-            fragment = fragment.then
-        is_timed = any(self._fragments[number].window is not None for number in path)
-        return source_input_of(edge, self.steps[first].reads, self._context[first], known, path, is_timed)
+        numbers = [self._fragments.index(first) for first in edge.firsts]
+        nodes = [self._rounds.nodes[number] for number in numbers]
+        needed = [name for node in nodes for name in node.operator.reads]
+        is_timed = any(fragment.window is not None for fragment in cutting.fragments([edge]))
+        found = source_input_of(edge, needed, self._context[numbers[0]], known, nodes, is_timed)
+        found.timeline.clocks += found.clocks.values()
+        return found
 
     # --- rows
 
     def run(self, deliveries: list[SourceBatch],
-            more: Callable[[], list[SourceBatch]] = lambda: []) -> Iterator[pa.RecordBatch]:
+            more: Callable[[], list[SourceBatch]] = lambda: []) -> Iterator[Result]:
         """Yields immediate results and those of closed windows, lazily; the caller must exhaust it.
 
         Source batches that `more` returns meanwhile, on any thread, are appended to `deliveries`.
@@ -175,41 +243,22 @@ class JobGraph:
         sources = [(self._inputs[0], deliveries)] if is_one else [
             (source, list(each)) for source, each in groupby(deliveries, key=self._input_of)]  # fmt: skip
         for source, some in sources:
-            mark, step, stage = source.edge.watermark, self.steps[source.path[0]], self.stages[source.path[0]]
-            if mark is not None and source.times is None and isinstance(step, WindowedAggregate):
-                with stage.working():
-                    is_done = speculate(self, step, mark.column, source.clocks, some,
-                                               more if is_one else lambda: [])
-                if is_done:
-                    stage.rows_in += sum(delivery.batch.num_rows for delivery in some)
-                    continue
-            morsels = self._morsels(source, some)
-            held_back: list[Morsel] = []  # a barrier
-            while True:
-                yield from self._as_changelog(self._along(source.path, self._until_due(morsels, held_back)))
-                if not held_back:
-                    break
-                yield from self._advance()
+            mark = source.edge.watermark
+            if mark is not None and source.times is None and len(source.nodes) == 1 and self._rounds.speculate(
+                    source.nodes[0], mark.column, source.clocks, some, more if is_one else lambda: []):
+                self.metrics.rows_in += sum(delivery.batch.num_rows for delivery in some)
+                self.metrics.bytes_in += sum(delivery.size for delivery in some)
+                continue
+            yield from self._rounds.run(source.nodes, self._morsels(source, some))
         yield from self.advance()
 
-    def _until_due(self, morsels: Iterator[Morsel], held_back: list[Morsel]) -> Iterator[Morsel]:
-        """Morsels until an operator must see the watermark; the first one after that goes to `held_back`."""
-        while held_back:
-            yield held_back.pop()
-        before = self._advanced
-        for morsel in morsels:
-            due = min((step.due for step in self.steps if step.due is not None), default=None)
-            if due is not None and self.watermark is not None and self.watermark != before and self.watermark >= due:
-                held_back.append(morsel)
-                return
-            yield morsel
+    def advance(self) -> Iterator[Result]:
+        """Results of windows that the watermark has closed, as they are asked for."""
+        return self._rounds.advance()
 
-    def _as_changelog(self, out: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """Results that nothing takes back are inserts to those who want changes."""
-        last = self.steps[-1]
-        if self._emit == "final" or (isinstance(last, RunningAggregate) and last.changes is not None):
-            return out
-        return [changelog_rows(batch, "insert") for batch in out]
+    def finish(self) -> Iterator[Result]:
+        """Everything that is left, one batch after the other: it may be more than fits into memory. Nothing follows."""
+        return self._rounds.finish()
 
     def fill(self, rows: Iterable[pa.RecordBatch]) -> None:
         """Bootstrap the state from historical rows: no output, no late rows, no metrics."""
@@ -220,12 +269,12 @@ class JobGraph:
         names = source.readers[0].columns
         for batch in rows:
             past = SourceBatch(source.readers[0], batch.select(names), source.readers[0].position, True, 0.0)
-            self._along(source.path, self._morsels(source, [past]))
+            deque(self._rounds.run(source.nodes, self._morsels(source, [past])), maxlen=0)
             if source.clocks:  # they are the past of all partitions
                 greatest = source.clocks[source.readers[0].name].greatest
                 for clock in source.clocks.values():
                     clock.greatest = greatest
-                self.move_watermark()
+                source.timeline.move_watermark()
             deque(self.advance(), maxlen=0)
         for context, given in zip(self._context, late, strict=True):
             context.late = given
@@ -236,7 +285,7 @@ class JobGraph:
 
     def _morsels(self, source: SourceInput, deliveries: list[SourceBatch]) -> Iterator[Morsel]:
         """Batches with the watermark before each; time moves after them."""
-        known = self._extents(source, deliveries)
+        known, timeline = self._extents(source, deliveries), source.timeline
         for delivery in deliveries:
             reader, batch, _, is_last, _, size = delivery
             self.metrics.rows_in += batch.num_rows
@@ -245,24 +294,24 @@ class JobGraph:
             clock = source.clocks.get(reader.name)
             if clock is None:
                 if batch.num_rows:
-                    yield Morsel(batch, self.watermark if source.is_timed else None)
+                    yield Morsel(batch, timeline.watermark if source.is_timed else None)
                 continue
             times = self._times(source, batch)
             within = extent(times) if known is None else next(known)
             if batch.num_rows:
                 assert source.edge.watermark is not None
                 own = source.edge.watermark.column if source.times is None else ""
-                yield Morsel(batch, self.watermark if source.is_timed else None, own if within else "",
+                yield Morsel(batch, timeline.watermark if source.is_timed else None, own if within else "",
                               *(within or ()))
             if within is not None:
-                clock.observe(times, within, self.watermark)
+                clock.observe(times, within, timeline.watermark)
             if is_last:
                 clock.end_batch()
-                self.move_watermark()
+                timeline.move_watermark()
 
     def _extents(self, source: SourceInput, deliveries: list[SourceBatch]) -> Iterator[tuple[int, int] | None] | None:
         """How far the times of each batch reach, where workers find out sooner than this thread does batch by batch."""
-        workers = self._context[source.path[0]].options.workers
+        workers = self._context[0].options.workers
         if workers == 1 or not source.clocks or source.times is not None or source.readers[0].malformed_columns or (
                 sum(delivery.batch.num_rows for delivery in deliveries) < SHARED_TIMES):
             return None
@@ -274,34 +323,6 @@ class JobGraph:
             return batch.column(source.edge.watermark.column)
         found = source.times.run([batch])
         return pa.concat_arrays([each.column(0) for each in found]) if found else pa.array([], pa.int64())
-
-    def _along(self, path: list[int], morsels: Iterable[Morsel]) -> list[pa.RecordBatch]:
-        for number in path:
-            stage = self.stages[number]
-            with stage.working():
-                morsels = found = self.steps[number].rows(stage.taking(morsels))
-            stage.rows_out += sum(morsel.batch.num_rows for morsel in found)
-        return [morsel.batch for morsel in morsels]
-
-    def move_watermark(self) -> None:
-        found = least([clock for source in self._inputs for clock in source.clocks.values()])
-        if found is not None and (self.watermark is None or found > self.watermark):
-            self.watermark = found
-
-    def advance(self) -> Iterator[pa.RecordBatch]:
-        """Results of windows that the watermark has closed, as they are asked for."""
-        yield from self._advance()
-        for step, stage in zip(self.steps, self.stages, strict=True):
-            if isinstance(step, SlidingAggregate):  # nothing follows one that puts results off
-                yield from self._as_changelog(list(stage.giving(step.given)))
-
-    def _advance(self) -> Iterator[pa.RecordBatch]:
-        if self.watermark is None or self.watermark == self._advanced:
-            return
-        before, self._advanced, now = self._advanced, self.watermark, self.watermark
-        for number, step in enumerate(self.steps):  # what one gives comes before the next one's time advances
-            for batch in self.stages[number].giving(partial(step.advance, now)):
-                yield from self._as_changelog(self._along(self._downstream(number), [Morsel(batch, before)]))
 
     # --- for who looks
 
@@ -371,7 +392,7 @@ class JobGraph:
     @property
     def row_groups_skipped(self) -> int:
         """Row groups of Parquet that had nothing the flow keeps."""
-        return row_groups_skipped(self._op) - self._skipped_before
+        return row_groups_skipped(*self._roots) - self._skipped_before
 
     @property
     def state_bytes(self) -> int:
@@ -383,41 +404,19 @@ class JobGraph:
             clock = source.clocks.get(reader.name) if reader in source.readers else None
             if clock is not None:
                 clock.is_idle, clock.is_ended = is_idle, reader.has_ended
-        self.move_watermark()
+                source.timeline.move_watermark()
 
     @property
     def is_done(self) -> bool:
-        """Whether rows that may still come can change nothing: all of them would meet a limit that is reached."""
-        sated = {number for number, step in enumerate(self.steps) if isinstance(step, Limit) and step.is_done}
-        return all(sated & set(source.path) for source in self._inputs)
+        """Whether rows that may still come can change nothing."""
+        return self._rounds.is_done(node for source in self._inputs for node in source.nodes)
 
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        """Everything that is left, one batch after the other: it may be more than fits into memory. Nothing follows."""
-        for number, step in enumerate(self.steps):
-            for batch in self.stages[number].giving(step.finish):
-                yield from self._as_changelog(self._along(self._downstream(number), [Morsel(batch, self._advanced)]))
-
-    def _delay(self, fragment: Fragment) -> int:
-        """How much earlier time is here: a window that is still open after an aggregation begins less than its size
-        ago.
-        """
-        return max((self._delay(each) + _holds_back(each) for each in self._fragments if each.then is fragment),
-                   default=0)
-
-    def _emit_of(self, fragment: Fragment, emit: str, at: SourceLoc) -> str:
-        """Only the last group tells its changes: what comes before it, the others take as it stays."""
-        if emit == "final" or fragment.then is not None:
+    def _emit_of(self, fragment: Fragment) -> str:
+        """Only groups at the end emit changes: to operators downstream they give what is final."""
+        if self._emit == "final" or fragment.consumers:
             return "final"
-        check_changes(fragment, at)
-        return emit
-
-    def _downstream(self, number: int) -> list[int]:
-        path = []
-        fragment = self._fragments[number].then
-        while fragment is not None:
-            path.append(self._fragments.index(fragment))
-            fragment = fragment.then
-        return path
+        check_changes(fragment, self._at)
+        return self._emit
 
     # --- epochs
 
@@ -432,20 +431,29 @@ class JobGraph:
 
     def snapshot(self) -> tuple[dict[str, Json], list[SnapshotFuture]]:
         """Where sources and time are, and the steps' states, as of now."""
-        sources: list[Json] = [{"name": label(source.edge.source), "partitions": source.to_json()}
+        has_several = len({source.timeline for source in self._inputs}) > 1
+        sources: list[Json] = [{"name": label(source.edge.source), "partitions": source.to_json(has_several)}
                                for source in self._inputs]
         frozen = [step.snapshot() for step in self.steps]
+        stateful = [each for each in self._fragments if each.state is not None]
+        outputs: dict[str, Json] = {
+            role: {"states": [stateful.index(each) for each in self._upstream[role]], "flow": self._described[role]}
+            for role in self._roles}  # fmt: skip
         return {"sources": sources, "watermark": self.watermark, "steps": self.signature, "flow": self.described,
-                "emit": self._emit_mode}, frozen
+                "emit": self._emit_mode, "outputs": outputs,
+                "operators": self.stateful([each.record for each in self._resumed]),
+                "folders": self.stateful([each.folder for each in self._resumed])}, frozen
 
     def retain(self, kept: list[dict[str, Json]]) -> None:
         """Remove the state that no retained epoch names."""
-        named = []
+        named: list[dict[int, Json]] = []
         for epoch in kept:
             with suppress(ValueError, KeyError):  # one that says something else could not be gone on from anyway
-                named.append(states(epoch, self._fragments))
-        for number, step in enumerate(self.steps):
-            step.retain([each[number] for each in named])
+                named.append(states_by_folder(epoch))
+        for found, step in zip(self._resumed, self.steps, strict=True):
+            step.retain([each[found.folder] for each in named if found.folder in each])
+        remove_unnamed(self._folder, {folder for each in named for folder in each}
+                       | {each.folder for each in self._resumed})
 
     def stateful(self, states: list[Json]) -> list[Json]:
         """Of all operators' states, those that an epoch stores."""
@@ -462,24 +470,3 @@ class JobGraph:
 
 def _nothing(given: object) -> None:
     pass
-
-
-def _holds_back(fragment: Fragment) -> int:
-    """How much later than their event times a fragment emits rows."""
-    if fragment.is_blocking or (isinstance(fragment.state, ops.Aggregate) and fragment.window is None):
-        return NEVER
-    return 0 if fragment.window is None else fragment.window.delay
-
-
-def _step(fragment: Fragment, context: Context, state: Json, emit: str) -> Operator:
-    match fragment.state:
-        case None:
-            return Stateless(fragment, context)
-        case ops.Aggregate():
-            return open_aggregate(fragment, context, state, emit)
-        case ops.Distinct():
-            return Distinct(fragment, context, state)
-        case ops.Limit():
-            return Limit(fragment, context, state)
-        case ops.Sort() | ops.OuterJoin():
-            return Blocking(fragment, context, state)

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar
 
 import numpy as np
-import pyarrow as pa
 
-from scalein.kernels.kernel_metrics import WorkerMetrics, recording
 from scalein.storage.checked_json import Json, as_int
 
 _BUCKETS = np.geomspace(1e-5, 100.0, 141)  # seconds; 20 a decade
 _BUCKETS_A_STEP = 7  # of those, to one that others see
-
-
-class _Batch(Protocol):
-    @property
-    def batch(self) -> pa.RecordBatch: ...
-
-
-Arrived = TypeVar("Arrived", bound=_Batch)
 
 
 @dataclass
@@ -56,49 +44,6 @@ class Latency:
 
 
 @dataclass
-class Stage:
-    """What passed a step of a job in this run, and how long that took, with the workers that it waited for."""
-
-    name: str
-    rows_in: int = 0
-    rows_out: int = 0
-    busy_s: float = 0.0
-    worker_metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
-
-    def taking(self, morsels: Iterable[Arrived]) -> Iterator[Arrived]:
-        for morsel in morsels:
-            self.rows_in += morsel.batch.num_rows
-            yield morsel
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        begun = time.perf_counter()
-        try:
-            with recording(self.worker_metrics):
-                yield
-        finally:
-            self.busy_s += time.perf_counter() - begun
-
-    def giving(self, make: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-        """What a step gives, one batch after the other; the time between two is not the step's."""
-        with self.working():
-            batches = iter(make())
-        while True:
-            with self.working():
-                batch = next(batches, None)
-            if batch is None:
-                return
-            self.rows_out += batch.num_rows
-            yield batch
-
-    def to_json(self) -> dict[str, object]:
-        workers = [{"rows": each.rows, "bytes": int(each.bytes), "useful_s": round(each.useful_s, 3),
-                    "wait_s": round(each.wait_s, 3)} for each in list(self.worker_metrics.counters)]
-        return {"stage": self.name, "rows_in": self.rows_in, "rows_out": self.rows_out,
-                "busy_s": round(self.busy_s, 3), "workers": workers}
-
-
-@dataclass
 class Metrics:
     """Counters over the job's life, with those of earlier runs of its checkpoint."""
 
@@ -118,8 +63,14 @@ class Metrics:
     latency: Latency = field(default_factory=Latency)
     began: float = field(default_factory=time.time)
     earlier: dict[str, int] = field(default_factory=dict)  # counters as earlier runs left them
+    outputs: list[tuple[str, int]] = field(default_factory=list)  # where each writes to, and its rows of this run
 
     KEPT: ClassVar = ("rows_in", "bytes_in", "rows_out", "late_rows", "timeless_rows", "failed_rows")
+
+    def note_result(self, output: int, rows: int) -> None:
+        self.rows_out += rows
+        place, before = self.outputs[output]
+        self.outputs[output] = place, before + rows
 
     def note_rescale(self, workers: int, pause_s: float) -> None:
         """No state has moved: tables and stores belong to the steps, and any worker may serve them."""

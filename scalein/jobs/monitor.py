@@ -43,6 +43,7 @@ def figures(metrics: Metrics, graph: JobGraph, workers: int) -> dict[str, object
         "state_bytes": graph.state_bytes,
         "busy_s": round(metrics.busy_s, 3), "wait_s": round(metrics.wait_s, 3),
         "latency_s": {f"p{share * 100:g}": metrics.latency.percentile(share) for share in (0.5, 0.99, 0.999)},
+        "outputs": [{"sink": place, "run_rows_out": rows} for place, rows in metrics.outputs],
         "stages": [stage.to_json() for stage in graph.stages],
     }  # fmt: skip
 

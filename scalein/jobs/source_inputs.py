@@ -1,4 +1,4 @@
-"""Source inputs: a source of a job, its partitions with their clocks, and the operators that its rows pass."""
+"""Source inputs: a source of a job, its partitions with their clocks, and the operators that its rows come to."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from scalein.errors import BadArgument
 from scalein.exec.event_time import PartitionClock, max_gap_of
 from scalein.exec.fragments import SourceEdge
 from scalein.exec.operator import Context, FragmentRunner
+from scalein.exec.rounds import Node, Timeline
 from scalein.exec.scan_predicates import scan_conditions
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
@@ -22,33 +23,38 @@ from scalein.storage.checked_json import Json, as_map
 
 @dataclass(eq=False)
 class SourceInput:
-    """A source, its partitions, and the numbers of the steps that its rows pass."""
+    """A source, its partitions, and the operators that its rows come to first."""
 
     edge: SourceEdge
     readers: list[Reader]
     clocks: dict[str, PartitionClock]
     absent: dict[str, Json]  # partitions that only earlier runs had: if they return, they resume at their offset
-    path: list[int]
+    nodes: list[Node]  # that its rows come to first
     times: FragmentRunner | None  # computes the event times of a batch, where they are not a column of the source
     is_timed: bool  # whether an operator on the path uses event time
     tests: str  # the pushed-down predicates, by which the rows of a partly read batch are counted
 
-    def to_json(self) -> dict[str, Json]:
-        """The offset and the clock of each partition."""
+    @property
+    def timeline(self) -> Timeline:
+        return self.nodes[0].timeline
+
+    def to_json(self, with_watermark: bool) -> dict[str, Json]:
+        """The offset and the clock of each partition, and the watermark of all, if it is not that of the job."""
+        time: dict[str, Json] = {"watermark": self.timeline.watermark} if with_watermark else {}
         return {**self.absent, **{
             reader.name: {"place": reader.position.to_json(), "tests": self.tests if reader.position.rows else "",
-                          "clock": self.clocks[reader.name].to_json() if self.clocks else None}
+                          "clock": self.clocks[reader.name].to_json() if self.clocks else None, **time}
             for reader in self.readers}}  # fmt: skip
 
 
-def source_input_of(edge: SourceEdge, needed: Sequence[str], context: Context, known: dict[str, Json], path: list[int],
-            is_timed: bool) -> SourceInput:
-    """The input of one source whose first operator reads some columns, restored from an epoch."""
+def source_input_of(edge: SourceEdge, needed: Sequence[str], context: Context, known: dict[str, Json],
+                    nodes: list[Node], is_timed: bool) -> SourceInput:
+    """The input of one source whose first operators read some columns, restored from an epoch."""
     data = edge.source.data
     assert isinstance(data, Batches | BoundSource)
     reads, times = list(dict.fromkeys(needed)), None
     if edge.watermark is not None:
-        if edge.timed is edge.first.input:
+        if edge.has_own_times:
             reads += [edge.watermark.column] if edge.watermark.column not in reads else []
         else:
             times = _times(edge, edge.watermark, context)
@@ -74,7 +80,7 @@ def source_input_of(edge: SourceEdge, needed: Sequence[str], context: Context, k
                               at=edge.source.at, source=edge.source.name, partition=reader.name,
                               hint="run the flow as it was for a moment, without max_rows_per_second; then change it")
     absent = {name: about for name, about in known.items() if name not in names}
-    return SourceInput(edge, readers, _clocks(edge, names, known), absent, path, times, is_timed, tests)
+    return SourceInput(edge, readers, _clocks(edge, names, known), absent, nodes, times, is_timed, tests)
 
 
 def _times(edge: SourceEdge, mark: ops.Watermark, context: Context) -> FragmentRunner:
@@ -102,4 +108,5 @@ def _clocks(edge: SourceEdge, names: Sequence[str], known: dict[str, Json]) -> d
 def _tests(edge: SourceEdge) -> tuple[Condition, ...]:
     """What holds for all rows of a source that matter: for results, and for its watermark."""
     rows = edge.first.before if edge.watermark is None else edge.timed
-    return () if rows is edge.first.input else scan_conditions(compile_flow(rows))
+    is_all = rows is edge.first.input or len(edge.firsts) > 1  # each of several may need other rows
+    return () if is_all else scan_conditions(compile_flow(rows))

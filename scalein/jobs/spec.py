@@ -10,6 +10,7 @@ from scalein.errors import SourceLoc
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
+from scalein.storage.object_store import Location
 
 MAX_QUEUED = 1 << 29  # bytes of batches read ahead; more would not make anything faster
 
@@ -45,13 +46,22 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class JobSpec:
-    """Everything that `Flow.start` was given, checked."""
+class JobOutput:
+    """A flow, and where its results go."""
 
     op: ops.Op
+    sink: Sink
+    at: SourceLoc
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """Everything that `start` was given, checked."""
+
+    outputs: tuple[JobOutput, ...]
     options: Options
-    sinks: dict[str, Sink]  # out, and perhaps late and failed
-    checkpoint: Path | None
+    side_sinks: dict[str, Sink]  # perhaps late and failed
+    checkpoint: Path | Location | None  # a folder, or one that is not on the local file system
     savepoint: Path | None
     bootstrap: ops.Op | None
     every_s: float
@@ -61,10 +71,11 @@ class JobSpec:
     rows_per_second: float | None
     until_now: bool  # endless sources end with what is there, and windows stay open for the next run
     restarts: int  # after failures that may pass
+    evolve: bool  # aggregates may have been added since the checkpoint
     at: SourceLoc
 
     @property
     def memory(self) -> Shares:
-        steps = list(walk_ops(self.op))
+        steps = {id(op): op for output in self.outputs for op in walk_ops(output.op)}.values()
         return Shares.of(self.options.memory, sum(isinstance(op, ops.Aggregate) for op in steps),
                          sum(isinstance(op, ops.Distinct) or op.is_blocking for op in steps))

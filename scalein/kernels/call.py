@@ -37,7 +37,7 @@ def call(compiled: Compiled, frame: FrameData) -> int:
     """Run the kernel until it is done or needs something of the caller; raises for a row that failed."""
     profile, counters = current_profile(), kernel_metrics.current_counters()
     first, started = frame["row"] if counters is not None else 0, time.perf_counter()
-    end = frame.get("end", 0) if compiled.is_divisible else 0
+    end = frame["end"] if compiled.is_divisible else 0
     while True:
         raise_if_cancelled()
         is_part = end > MAX_ROWS and end - frame["row"] > MAX_ROWS

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import llvmlite
 
 import scalein
-from scalein.ir.stages import FLOW_SINKS, FromBatches, Stage
+from scalein.ir.stages import FLOW_SINKS, FromBatches, FromRows, Stage
 from scalein.layout import Frame
 from scalein.llvm_backend.object_loader import Image, Kernel, flatten, load_image
 from scalein.llvm_backend.target import LLVM_LOCK, Target, target_for
@@ -62,6 +62,11 @@ class Compiled:
     row_bytes: float = 0.0  # of Arrow columns that it reads
     stage: Stage | None = None  # of which it is the kernel
     is_divisible: bool = False  # whether its rows may be divided among several calls
+
+
+def _is_divisible(stage: Stage) -> bool:
+    """Whether the rows from `row` to `end` may be divided; those of pieces are not numbered through."""
+    return isinstance(stage.sink, FLOW_SINKS) and not isinstance(stage.reader, FromRows)
 
 
 # Most recently used kernels; an evicted one is unloaded when it no longer runs.
@@ -134,7 +139,7 @@ def load_lowered(name: Stage | str, lower: Callable[[Target], Lowered], options:
             if isinstance(name, Stage):
                 row_bytes = name.reader.row_bytes if isinstance(name.reader, FromBatches) else 0.0
                 found = replace(found, row_bytes=row_bytes, stage=name,
-                                is_divisible=isinstance(name.sink, FLOW_SINKS))
+                                is_divisible=_is_divisible(name))
             with _lock:
                 _known[key] = found
                 if len(_known) > MAX_KERNELS:

@@ -1,6 +1,7 @@
 """The finished groups of a table as rows: keys, window and aggregates read from its records.
 
-For a ring, a window is merged from its slices on the way; the slices' byte offsets are in the frame.
+For a ring, a window is merged from its slices on the way; the slices' byte offsets are in the frame. Partial groups
+that are columns (`ir/partials.py`), side by side, are merged in a record that lives in registers.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from functools import partial
 
 from llvmlite import ir
 
+from scalein.ir.exprs import columns as columns_of
 from scalein.ir.exprs import type_of
 from scalein.ir.internal_names import internal
-from scalein.ir.stages import FromTable, Read
+from scalein.ir.stages import FromPartials, FromTable, Read, side_column
 from scalein.ir.tables import Output, Slicing
 from scalein.llvm_backend import accumulators
 from scalein.llvm_backend.code import Code
@@ -55,6 +57,36 @@ def table_env(code: Code, reader: FromTable, start: ir.Value) -> Env:
     return env
 
 
+def partials_env(code: Code, reader: FromPartials, columns: Env) -> Env:
+    """Bindings of the outputs of partial groups; `columns` are those of all sides."""
+    return {output.name: Binding(partial(_merged_sides, code, reader, columns, output))
+            for output in reader.table.outputs}
+
+
+def _merged_sides(code: Code, reader: FromPartials, columns: Env, output: Output, row: Row) -> Value:
+    """An output of a group that is in the row once for each side."""
+    table = reader.table
+    place = place_in(code.f, table, _new_record(code, table.layout.template))
+    for side in range(reader.sides):
+        for number in output.accs:
+            acc = table.accs[number]
+            env = {name: columns[side_column(side, name)] for expr in acc.exprs for name in columns_of(expr)}
+            accumulators.update(code, number, acc, place, row, env, _no_ordinal)
+    return accumulators.finish(code, table, output, place)
+
+
+def _no_ordinal() -> ir.Value:
+    raise AssertionError("partial groups carry the numbers of their rows")
+
+
+def _new_record(code: Code, template: bytes) -> ir.Value:
+    """A record on the stack that no row has reached."""
+    f = code.f
+    record = f.scratch(I8, len(template), "record")
+    f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [record, code.text(template), const(len(template)), const(0, I1)])
+    return record
+
+
 def _key(code: Code, reader: FromTable, read: Read, name: str, record: Callable[[Row], ir.Value], row: Row) -> Value:
     f, layout = code.f, reader.table.layout
     base = record(row)
@@ -81,10 +113,8 @@ def _place(code: Code, reader: FromTable, record: ir.Value, accs: tuple[int, ...
     f, table, layout = code.f, reader.table, reader.table.layout
     if not reader.window_slices:
         return place_in(f, table, record)
-    merged = f.scratch(I8, max(8, layout.ring_step), "window")
     start = layout.ring_start
-    fresh = layout.template[start : start + layout.ring_step]
-    f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [merged, code.text(fresh), const(layout.ring_step), const(0, I1)])
+    merged = _new_record(code, layout.template[start : start + layout.ring_step])
 
     def into(name: str) -> ir.Value:
         return f.byte_at(merged, f.named_constant(name, lambda field: layout.offset(field) - start))

@@ -26,6 +26,7 @@ from scalein.ir.stages import (
     ExpandLog,
     FilterStep,
     FromBatches,
+    FromPartials,
     FromPointers,
     FromRecords,
     FromRows,
@@ -47,7 +48,7 @@ from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.dedup import lower_dedup
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I64, PTR, Fn, const
-from scalein.llvm_backend.group_reader import table_env
+from scalein.llvm_backend.group_reader import partials_env, table_env
 from scalein.llvm_backend.materialize import (
     bind,
     find_materialized,
@@ -156,6 +157,9 @@ def _takes_large_blocks(stage: Stage) -> bool:
 
 def _read(code: Code, stage: Stage, columns: list[ArrowColumn], source: ir.Value | None, start: ir.Value) -> Env:
     match stage.reader:
+        case FromPartials(reads) as reader:
+            given = {read.name: column.binding(start) for read, column in zip(reads, columns, strict=True)}
+            return partials_env(code, reader, given)
         case FromBatches(reads):
             number = Binding(lambda row: Value(code.f.b.add(start, row.offset("in"))))
             bindings = {read.name: column.binding(start) for read, column in zip(reads, columns, strict=True)}

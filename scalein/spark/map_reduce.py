@@ -79,9 +79,9 @@ class MapReduce:
             refuse_order(state)
         if isinstance(state, ops.Distinct):  # of all columns: a group_by without aggregates
             complete = ops.Aggregate(state.input, identity(state.schema), None, (), at=state.at)
-            fragment = Fragment(over(fragment.op, state, complete), fragment.input, complete, None)
+            fragment = Fragment(over(fragment.op, state, complete), fragment.input, complete)
         assert not isinstance(fragment.state, ops.Limit | ops.Distinct | ops.OuterJoin)  # see batch/outer_join.py
-        self.fragment = replace(fragment, then=None)
+        self.fragment = replace(fragment, consumers=[])
         self.state = fragment.state
         self._idle_programs: list[PreAggregationProgram] = []  # they hold the tables of joins, and no groups
         match self.state:
@@ -101,7 +101,7 @@ class MapReduce:
         state = self.state
         assert isinstance(state, ops.Aggregate | ops.Sort)
         reduced = replace(state, input=_without_tables(state.input))
-        return MapReduce(Fragment(over(self.fragment.op, state, reduced), self.fragment.input, reduced, None))
+        return MapReduce(Fragment(over(self.fragment.op, state, reduced), self.fragment.input, reduced))
 
     # --- the shuffle
 
@@ -325,7 +325,7 @@ class MapReduce:
         if isinstance(self.state, ops.Aggregate):
             return self.over_shuffled_rows
         assert self.state is not None
-        return replace(self.state, input=placeholder(Schema.from_arrow(self.shuffle_schema)))
+        return self.state.with_inputs((placeholder(Schema.from_arrow(self.shuffle_schema)),))
 
     @cached_property
     def over_shuffled_rows(self) -> ops.Aggregate:
@@ -350,7 +350,7 @@ class MapReduce:
     def _shuffled_rows(self) -> ops.Op:
         """The expressions that an aggregation reads, row by row."""
         assert self.state is not None
-        return ops.Project(self.state.input, tuple(Named(name, expr) for expr, name in self.shuffle_names.items()))
+        return ops.Project(self.state.inputs[0], tuple(Named(name, expr) for expr, name in self.shuffle_names.items()))
 
 
 def _without_tables(op: ops.Op) -> ops.Op:

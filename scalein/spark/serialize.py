@@ -31,7 +31,7 @@ from scalein.options import Options
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from scalein.api.flow import Flow
+    from scalein.api.flow import PartitionFunction
 
 MAX_CACHED = 32  # plans of a process; each holds its static tables
 
@@ -107,10 +107,13 @@ def serialize_plan(op: ops.Op) -> Serialized:
     return serialize(read_static_tables(optimise(op), op.at))
 
 
-def rebuild_flow(kind: type[Flow], digest: str, data: bytes) -> Flow:
-    """The flow of a serialized plan."""
+def rebuild_function(name: str, digest: str, data: bytes) -> PartitionFunction:
+    """`map_in_arrow` or `map_partitions` of the flow of a serialized plan."""
+    from scalein.api.flow import Flow, PartitionFunction
+
     op = deserialize(digest, data)
-    return kind(op)  # type: ignore[arg-type]
+    assert isinstance(op, ops.Op)
+    return PartitionFunction(Flow(op), name)
 
 
 def optimise(op: ops.Op) -> ops.Op:

@@ -15,6 +15,8 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from scalein.connectors.partition_columns import with_constants
+from scalein.spark.origin import ORIGIN, without_origin
 from scalein.spark.row_groups import ScannedFile, Skipped, assign_splits
 
 BLOCK_BYTES = 4 << 20  # read and converted at a time
@@ -44,7 +46,7 @@ class Lines(Protocol):
 class TextSplits:
     """Splits of text files: the rows of a scan, or of one of its tasks."""
 
-    schema: pa.Schema  # the columns that are read, in the types in which Spark would send them
+    schema: pa.Schema  # the columns that are read, in the types in which Spark would send them; perhaps `ORIGIN`
     lines: Lines
     splits: tuple[tuple[str, int, int], ...]  # the lines of a file that start at these offsets
     sizes: tuple[int, ...]
@@ -56,10 +58,13 @@ class TextSplits:
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """All rows, read by one thread. Raises NotPlain, perhaps after some rows."""
+        stored = without_origin(self.schema)
         for path, start, end in self.splits:
             try:
                 for block in _blocks(path, start, end, self.lines.has_header):
-                    yield from self.lines.rows(block, self.schema)
+                    for rows in self.lines.rows(block, stored):
+                        yield rows if len(stored) == len(self.schema) else with_constants(
+                            rows, self.schema, {ORIGIN: pa.scalar(path)}, rows.num_rows)
             except (pa.ArrowException, OSError) as error:  # if it is an error to Spark as well, Spark reports it
                 raise NotPlain from error
 
@@ -72,7 +77,8 @@ class TextSplits:
 
 def plan_text(files: Sequence[ScannedFile], schema: pa.Schema, lines: Lines) -> TextSplits | None:
     """The splits of some files with the columns of `schema`, if tasks may be able to read them; else None."""
-    if not lines.can_read(schema) or not all(each.path.endswith(_ENDINGS) and not each.values for each in files):
+    is_text = all(each.path.endswith(_ENDINGS) and not each.values for each in files)
+    if not is_text or not lines.can_read(without_origin(schema)):
         return None
     splits = []
     for each in files:

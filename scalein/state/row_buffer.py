@@ -115,6 +115,15 @@ class RowBuffer:
             with self._writing:
                 self._pinned.remove(segments)
 
+    def stored_schema(self, segment: BufferSegment) -> pa.Schema:
+        """The columns of a segment's file, as an earlier flow wrote them."""
+        path = self.folder / segment.file
+        try:
+            with pa.OSFile(str(path)) as file:
+                return pa.ipc.open_file(file).schema
+        except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
+            raise Damaged("buffered rows cannot be read", file=path, found=error) from error
+
     def batch(self, segment: BufferSegment) -> pa.RecordBatch:
         found = segment.batch  # read once: another thread may drop it from memory
         if found is not None:
@@ -178,10 +187,8 @@ class RowBuffer:
     def restore(self, given: Json) -> None:
         about = as_map(given)
         files = as_map(about["files"])
-        for name, expected in files.items():
-            if not _NAME.fullmatch(name) or (found := _checksum(self.folder / name)) != expected:
-                raise Damaged("a file of buffered rows is not what was written", file=self.folder / name)
-            self._checksums[name] = found
+        verify_files(self.folder, files)
+        self._checksums.update({name: as_int(checksum) for name, checksum in files.items()})
         for entry in map(as_list, as_list(about["batches"])):
             first, last, rows = (as_int(part) for part in entry[:3])
             name, number = as_text(entry[3]), as_int(entry[4])
@@ -201,6 +208,13 @@ class RowBuffer:
                     with suppress(OSError):
                         path.unlink()
                     self._checksums.pop(path.name, None)
+
+
+def verify_files(folder: Path, files: dict[str, Json]) -> None:
+    """Raise `Damaged` unless the files that a checkpoint names have the checksums that it gives."""
+    for name, expected in files.items():
+        if not _NAME.fullmatch(name) or _checksum(folder / name) != expected:
+            raise Damaged("a file of buffered rows is not what was written", file=folder / name)
 
 
 def _checksum(path: Path) -> int:

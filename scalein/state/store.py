@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pyarrow as pa
 
-from scalein.errors import BadArgument, BadData, ScaleinError, StoreFailed, here, locating
+from scalein.errors import (
+    BadArgument,
+    BadData,
+    Damaged,
+    NewerFormat,
+    ScaleinError,
+    StoreFailed,
+    here,
+    locating,
+)
 from scalein.notebook_card import Card, Display, format_bytes
 from scalein.options import Options, parse_size
 from scalein.state.budget import Budget
@@ -278,6 +287,7 @@ class LogStore:
         self._tiers.raise_unreported()
         self._check_owned(batches, "merge")
         self._check_texts(batches)
+        self._refresh_sum_bounds(sum(batch.num_rows for batch in batches))
         may_overflow = self._sums.check(batches, functions, partial(self._test_merge, batches, functions))
         for batch in self._slices(batches):
             if any(function != "replace" for function in functions):  # rows that replace all values leave no partials
@@ -286,6 +296,15 @@ class LogStore:
                 self._tiers.resolve_partials(batch)
             self._tiers.memtable.batch += 1
             self._kernels.upsert(self._tiers.memtable, batch, functions, self._workers)
+
+    def _refresh_sum_bounds(self, rows: int) -> None:
+        """Measure records again if sums might seem to overflow; what cannot be read now is not needed for that."""
+        try:
+            self._sums.refresh(rows, lambda shard: self._tiers.greatest_values(shard, self._sums.names))
+        except (Damaged, NewerFormat, StoreFailed):
+            if self._tiers.memtable.is_inconsistent:
+                raise
+            self._sums.stop_measuring()
 
     def _test_merge(self, batches: list[pa.RecordBatch], functions: Functions) -> None:
         """Merge rows into copies of their records: an error here leaves the store unchanged."""

@@ -12,6 +12,7 @@ Threads: everything is called under the store's lock, except for the background 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ from scalein.state.run_levels import (
     pointers_to,
     shard_groups,
 )
+from scalein.state.sum_bounds import greatest
 from scalein.storage.aio import BlockReader
 from scalein.storage.filesystem import FileSystem
 
@@ -71,6 +73,7 @@ class Tiers:
         self.restored = RestoredState(fs, kernels, self.memtable, self._reader, self._closer)
         self.compactor = Compactor(self.levels, kernels, new_id, remove_obsolete)
         self.evictor = Evictor(self.memtable, self.levels, kernels, self.compactor, new_id)
+        self._run_bounds: list[dict[int, list[int] | None]] = [{} for _ in range(SHARDS)]  # by run, see greatest_values
         self._unreported: ScaleinError | None = None  # why an eviction failed, if no caller has seen it
         self._unevictable: set[int] = set()  # shards whose older records cannot be read
         self._absent = np.frombuffer(bytearray(kernels.template), np.uint8)  # the record of a key that does not exist
@@ -211,6 +214,33 @@ class Tiers:
             heads = records[:, :8].copy().view(np.uint64)[:, 0]
             self._scanned = records
             yield np.ascontiguousarray(pointers_to(records)[(heads & np.uint64(TOMB)) == 0])
+
+    def greatest_values(self, shard: int, names: list[str]) -> tuple[int, list[int]]:
+        """Bounds of the absolute values of columns in a shard, of full records and of all merges of partial ones;
+        before them, how many records were read.
+        """
+        groups = shard_groups(shard)
+        self._load_groups(groups, make_space=True)
+        self._finish_all_evictions()
+        pointers = np.concatenate([self.memtable.pointers(group) for group in groups])
+        count, bounds, runs = len(pointers), self._greatest(pointers, names), self.levels.runs[shard]
+        self._run_bounds[shard] = {run.id: self._run_bounds[shard].get(run.id) for run in runs}
+        for run in runs:
+            found = self._run_bounds[shard][run.id]
+            if found is None:
+                found, count = [0] * len(names), count + run.record_count
+                for records, _ in self.levels.merged_ranges(self.levels.ranges(groups, (run,)), (run,),
+                                                            self._cleared_merge_table):
+                    found = [*map(max, found, self._greatest(pointers_to(records), names))]
+                self._run_bounds[shard][run.id] = found
+            bounds = [*map(operator.add, bounds, found)]
+        return count, bounds
+
+    def _greatest(self, pointers: np.ndarray, names: list[str]) -> list[int]:
+        found = [0] * len(names)
+        for rows in self._kernels.rows(pointers, names):
+            found = [*map(max, found, greatest(rows.columns))]
+        return found
 
     def _heads(self, pointers: np.ndarray) -> np.ndarray:
         """The head words of records."""

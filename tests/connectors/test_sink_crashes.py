@@ -50,7 +50,6 @@ class Power:
 @pytest.fixture
 def power(monkeypatch: pytest.MonkeyPatch) -> Iterator[Power]:
     power = Power(0, False)
-    monkeypatch.setattr(os, "fsync", lambda handle: None)  # it is the order that is tested, and the disk is slow
     for name in ("rename", "fsync", "remove", "makedirs", "rmdir"):
         monkeypatch.setattr(os, name, power.around(getattr(os, name)))
     for name in ("flush", "finish"):

@@ -26,14 +26,7 @@ FORMATS = {
     "csv": (si.to_csv, si.read_csv),
     "json": (si.to_json, si.read_json),
 }
-SYNC = os.fsync
 formats = pytest.mark.parametrize(("to", "read"), FORMATS.values(), ids=FORMATS)
-
-
-@pytest.fixture(autouse=True)
-def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy disk makes a test of many files slow."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 def test_folders_within_folders_are_synced_up_to_the_sinks_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +105,6 @@ def test_everything_is_on_disk_when_prepared(tmp_path: Path, monkeypatch: pytest
 
     def sync(handle: int) -> None:
         synced.append(os.readlink(f"/proc/self/fd/{handle}"))
-        SYNC(handle)
 
     monkeypatch.setattr(os, "fsync", sync)
     sink = si.to_parquet(tmp_path, partition_by="k")

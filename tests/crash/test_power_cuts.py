@@ -204,15 +204,78 @@ def test_a_job(tmp_path: Path) -> None:
     assert cut_everywhere(tmp_path, run_job, is_right, is_sampled=True) > 20
 
 
-def test_a_spark_stream(tmp_path: Path) -> None:
+class Arrived(Batches):
+    """The same rows, of which some batches are there."""
+
+    bounded = False
+
+    def __init__(self, batches: int) -> None:
+        self._batches = batches
+
+    def until_now(self) -> Arrived:
+        return self
+
+    def read(self, partition: str, offset: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
+        return (each for each in super().read(partition, offset) if each[1] <= self._batches)
+
+
+def test_a_flow_that_changes(tmp_path: Path) -> None:
+    """Both aggregations get more aggregates: windows in a row buffer, and groups of these in a store."""
+    first_batches, delay, size = 9, 100, 200
+    lives = [0]  # that came to their end
+
+    def run_job(folder: Path, batches: int, **more: Any) -> None:
+        rows = si.from_source(Arrived(batches)).with_watermark("t", f"{delay}ms")
+        per = rows.group_by("k", si.tumbling("t", f"{size}ms")).agg(n=si.count(), **{
+            name: col("x").sum() for name in more})
+        flow = per.group_by("k").agg(n=col("n").sum(), **{name: col(name).sum() for name in more})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the flow has changed", RuntimeWarning)
+            job = flow.start(sink=si.to_ipc(folder / f"out{batches}"), checkpoint=folder / "c", emit="changes",
+                             until="now", evolve=True, workers=1, every="1ms", max_rows_per_second=3_000)
+        assert job.wait(timeout=120)
+
+    def run_rest(folder: Path) -> None:
+        for number in range(lives[0], 2):
+            run_job(folder, first_batches, **{}) if number == 0 else run_job(folder, 20, total=True)
+            lives[0] = number + 1
+
+    def work(folder: Path) -> None:
+        lives[0] = 0
+        run_rest(folder)
+
+    times, keys, values = (EVENTS[name].cast(pa.int64()).to_pylist() if name == "t" else EVENTS[name].to_pylist()
+                           for name in ("t", "k", "x"))  # fmt: skip
+    closed = [max(times[: batches * 15]) - delay for batches in (first_batches, 20)]
+    wanted: dict[str, tuple[int, int | None]] = {}
+    for key in set(keys):
+        mine = [(time // size * size + size, number, value) for number, (time, value) in enumerate(
+            zip(times, values, strict=True)) if keys[number] == key]  # fmt: skip
+        totals = [value for end, number, value in mine if closed[0] < end <= closed[1] and number >= first_batches * 15]
+        wanted[key] = (sum(end <= closed[1] for end, _, _ in mine), sum(totals) if totals else None)
+
+    def is_right(folder: Path) -> None:
+        run_rest(folder)
+        parts = [pa.ipc.open_file(part).read_all() for part in sorted((folder / "out20").glob("part-*"))]
+        found = {row["k"]: (row["n"], row["total"]) for part in parts for row in part.to_pylist()}
+        assert found == wanted
+
+    assert cut_everywhere(tmp_path, work, is_right, is_sampled=True) > 40
+
+
+@pytest.mark.parametrize("files_every_s", [None, 1e6], ids=["", "files_every"])
+def test_a_spark_stream(files_every_s: float | None, tmp_path: Path) -> None:
     done = [0]  # as Spark's own log has it
 
     def run_stream(folder: Path) -> None:
         runs._open_files.clear()
-        coordinator = start_stream(FLOW, folder / "checkpoint", si.to_parquet(folder / "out"), emit="changes")
+        coordinator = start_stream(FLOW, folder / "checkpoint", si.to_parquet(folder / "out"), emit="changes",
+                                   files_every_s=files_every_s)
         for number in range(done[0], BATCHES):
             coordinator.run_batch(number, "query", tasks_over(stream_rows(number)), None)
             done[0] = number + 1
+            coordinator.publish_waiting(is_end=number % 2 == 1)
+        coordinator.publish_waiting(is_end=True)
         coordinator.close()
 
     def work(folder: Path) -> None:

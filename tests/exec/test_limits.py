@@ -75,9 +75,9 @@ def test_a_large_set_of_constants(make: object) -> None:
     values = [make(i) for i in range(2_000)]  # type: ignore[operator]
     column = pa.array([*values[::3], None, *values[:5], make(5_000)])  # type: ignore[operator]
     flow = si.from_arrow(pa.table({"x": column})).select(y=col("x").is_in(values[1_000:] + values[:2]))
-    started = time.perf_counter()
+    started = time.process_time()
     got = flow.collect(workers=1)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     assert_same(got, oracle.collect(flow), ordered=True)
 
 
@@ -95,9 +95,9 @@ def test_one_more_row_does_not_cost_the_joined_table_again() -> None:
 
     def seconds(count: int) -> float:
         flow = si.from_batches([batch] * count, batch.schema).join(table, on="k").select("b")
-        started = time.perf_counter()
+        started = time.process_time()
         assert sum(b.num_rows for b in flow.batches(workers=1)) == count
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     seconds(1)
     assert (min(seconds(401) for _ in range(3)) - seconds(1)) / 400 < 0.001

@@ -8,7 +8,7 @@ import pytest
 
 import scalein as si
 from scalein import Flow, col
-from scalein.exec.morsels import COALESCED_ROWS, coalesce
+from scalein.exec.morsels import COALESCED_BYTES, COALESCED_ROWS, SMALL_BYTES, coalesce
 
 ROWS = 100_000
 TABLE = pa.table({
@@ -75,3 +75,11 @@ def test_text_that_does_not_fit_one_array_stays_in_its_batches(monkeypatch: pyte
 
     monkeypatch.setattr(pa, "concat_batches", too_long)
     assert list(coalesce(BATCHES[:5])) == BATCHES[:5]
+
+
+def test_few_rows_with_long_text_are_not_coalesced() -> None:
+    long, short = pa.record_batch({"s": ["x" * SMALL_BYTES]}), pa.record_batch({"s": ["x" * (SMALL_BYTES // 2)]})
+    assert [batch.num_rows for batch in coalesce([long] * 3)] == [1, 1, 1]
+    pieces = [batch.nbytes for batch in coalesce([short] * 100)]
+    assert len(pieces) > 1
+    assert max(pieces) <= COALESCED_BYTES + SMALL_BYTES

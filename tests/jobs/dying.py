@@ -68,16 +68,25 @@ class Slow:
             yield self._batches[number], number + 1
 
 
+OUTPUTS = ("out", "fresh", "late")
+
+
+def fresh(source: Flow) -> Flow:
+    """Keys in a store, and rows as they are."""
+    return source.with_watermark("t", "60ms").distinct("id")
+
+
 def flow(source: Flow) -> Flow:
-    """Keys in a store, windows in a log, and rows as they are."""
-    fresh = source.with_watermark("t", "60ms").distinct("id")
-    return fresh.group_by("k", si.tumbling("t", "100ms")).agg(n=si.count(), total=col("x").sum())
+    """The same, and windows in a log."""
+    return fresh(source).group_by("k", si.tumbling("t", "100ms")).agg(n=si.count(), total=col("x").sum())
 
 
 def start(folder: Path, pause_s: float, workers: int = 2) -> Job:
-    return flow(si.from_source(Slow(pause_s))).start(
-        sink=si.to_ipc(folder / "out"), late=si.to_ipc(folder / "late"), checkpoint=folder / "checkpoint", every="1ms",
-        workers=workers)
+    """Both outputs share the keys."""
+    source = si.from_source(Slow(pause_s))
+    rows = fresh(source).filter(col("x") > 50)
+    return si.start(flow(source).to(si.to_ipc(folder / "out")), rows.to(si.to_ipc(folder / "fresh")),
+                    late=si.to_ipc(folder / "late"), checkpoint=folder / "checkpoint", every="1ms", workers=workers)
 
 
 def output(folder: Path, name: str) -> pa.Table:
@@ -93,10 +102,10 @@ def whole(folder: Path, pause_s: float) -> None:
 
 def check(folder: Path, undisturbed: Path) -> None:
     """In the directories is every row, once: what a job gave that lived to its end."""
-    for name in ("out", "late"):
+    for name in OUTPUTS:
         assert_same(output(folder, name), output(undisturbed, name))
     left = sorted(path.name for path in folder.rglob("_*"))
-    assert left == ["_owner", "_owner"], left
+    assert left == ["_owner"] * len(OUTPUTS), left
 
 
 def life(what: Callable[[], None]) -> int:

@@ -44,6 +44,42 @@ def until_quiet(job: Job, partition: str) -> None:
     until(lambda: all(reader._quiet_since is not None for reader in readers), job)
 
 
+class Ledger:
+    """A sink of a user's: rows in a list that outlives the job, visible by `commit`, which may come twice."""
+
+    def __init__(self) -> None:
+        self.staged: dict[str, list[Any]] = {}
+        self.visible: dict[str, list[Any]] = {}
+
+    def open(self, schema: pa.Schema, committed: Any, next: str) -> None:
+        self.schema = schema
+        if committed is not None:
+            self.commit(committed)
+        self.staged.clear()
+        self._name, self._number, self._rows = next, 0, []  # type: ignore[var-annotated]
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._rows += batch.to_pylist()
+
+    def prepare(self) -> str:
+        name = f"{self._name}-{self._number}"
+        self.staged[name], self._rows, self._number = self._rows, [], self._number + 1
+        return name
+
+    def commit(self, prepared: Any) -> None:
+        self.visible.setdefault(prepared, self.staged.get(prepared, []))
+
+    def close(self) -> None:
+        self.staged.clear()
+
+    @property
+    def rows(self) -> list[Any]:
+        return [row for rows in self.visible.values() for row in rows]
+
+    def table(self) -> pa.Table:
+        return pa.Table.from_pylist(self.rows, self.schema)
+
+
 @dataclass
 class Course:
     """How a job is run: what it is given, and what happens to it."""

@@ -109,6 +109,26 @@ def test_changes_of_windows_add_up_to_what_final_gives(seed: int, window: tuple[
     assert (job.metrics()["late_rows"], job.metrics()["timeless_rows"]) == (late_rows, timeless_rows)
 
 
+def test_groups_joined_with_a_table_that_does_not_fit() -> None:
+    out = si.to_memory()
+    flow = si.from_arrow(pa.table({"k": ["a", "b"]})).group_by("k").agg(n=si.count()).join(NAMES, on="k")
+    flow.start(sink=out, emit="changes", memory="1B").wait()
+    assert sorted(out.table()["name"].to_pylist()) == ["Anna", "Bert"]
+
+
+@pytest.mark.parametrize("window", [[], [si.tumbling("t", 10)]], ids=["groups", "windows"])
+def test_a_round_without_a_row_for_any_group(window: list[Any]) -> None:
+    given = [pa.record_batch({"t": [t], "k": [1], "x": [x]}) for t, x in ((0, 0), (1, 1), (2, 0), (3, 0))]
+    stream, out = Stream({"a": given}, allowed={"a": 1}), si.to_memory()
+    flow = si.from_source(stream).with_watermark("t", 0).filter(col("x") > 0).group_by("k", *window)
+    job = flow.agg(n=si.count()).start(sink=out, emit="changes", workers=1)
+    for count in range(1, len(given) + 1):
+        stream.allow("a", count)
+        until(lambda: rows_in(job) == count, job)  # noqa: B023
+    job.wait()
+    assert out.table().select(["k", "n", "op"]).to_pylist() == [{"k": 1, "n": 1, "op": "insert"}]
+
+
 def test_a_window_that_slides_has_one_row_a_key_and_batch(tmp_path: Path) -> None:
     """Whatever slices its rows are in. What has closed is not told again, also not behind a checkpoint, though a row
     that is late for it is not for others.

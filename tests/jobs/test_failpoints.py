@@ -18,7 +18,7 @@ from scalein.api.flow import Flow
 from scalein.jobs.job import Job
 from scalein.testing import POINTS, Clock, Crashed, Stream, crash_at, pause_at, until
 from tests.engines import examples
-from tests.jobs.streams import rows_in, until_quiet
+from tests.jobs.streams import Ledger, rows_in, until_quiet
 
 BATCHES = [pa.record_batch({"t": pa.array([n, n + 1]), "k": pa.array([n % 3, n % 5])}) for n in range(0, 40, 2)]
 WHOLE = pa.Table.from_batches(BATCHES)
@@ -177,38 +177,6 @@ def test_the_job_goes_on_while_an_epoch_is_on_its_way(tmp_path: Path) -> None:
 # --- deaths
 
 
-class Ledger:
-    """A sink of a user's: rows in a list that outlives the job, visible by `commit`, which may come twice."""
-
-    def __init__(self) -> None:
-        self.staged: dict[str, list[Any]] = {}
-        self.visible: dict[str, list[Any]] = {}
-
-    def open(self, schema: pa.Schema, committed: Any, next: str) -> None:
-        if committed is not None:
-            self.commit(committed)
-        self.staged.clear()
-        self._name, self._number, self._rows = next, 0, []  # type: ignore[var-annotated]
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._rows += batch.to_pylist()
-
-    def prepare(self) -> str:
-        name = f"{self._name}-{self._number}"
-        self.staged[name], self._rows, self._number = self._rows, [], self._number + 1
-        return name
-
-    def commit(self, prepared: Any) -> None:
-        self.visible.setdefault(prepared, self.staged.get(prepared, []))
-
-    def close(self) -> None:
-        self.staged.clear()
-
-    @property
-    def rows(self) -> list[Any]:
-        return [row for rows in self.visible.values() for row in rows]
-
-
 def build(source: Flow) -> Flow:
     """Keys in a store, and windows that wait."""
     return source.distinct("t").with_watermark("t", 2).group_by("k", si.tumbling("t", 10)).agg(n=si.count())
@@ -236,7 +204,7 @@ def test_a_job_that_died_goes_on_as_if_nothing_had_been(point: str, tmp_path: Pa
             with crash_at(point, number), pytest.raises(Crashed, match=point):
                 lives(sink, name, number)
         job(sink, name, len(BATCHES)).wait()
-    testing.assert_same(pa.Table.from_pylist(ledger.rows, want.schema), want)
+    testing.assert_same(ledger.table(), want)
     testing.assert_same(pa.concat_tables(pa.ipc.open_file(part).read_all() for part in files.glob("part-*")), want)
     assert [path.name for path in files.glob("_*")] == ["_owner"]
 
@@ -267,7 +235,7 @@ def test_any_number_of_deaths(lives: list[tuple[str, int, int, int, str]], kind:
         job.wait()
         want = build(si.from_arrow(WHOLE)).collect()
         parts = [pa.ipc.open_file(part).read_all() for part in (folder / "out").glob("part-*")]
-        got = pa.concat_tables(parts) if parts else pa.Table.from_pylist(ledger.rows, want.schema)
+        got = pa.concat_tables(parts) if parts else ledger.table()
         testing.assert_same(got, want)
         assert job.metrics()["rows_in"] == 40
         assert [path.name for path in folder.rglob("_*")] == ["_owner"] * (kind == "files")

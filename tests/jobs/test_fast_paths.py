@@ -23,7 +23,16 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.errors import ComputeError
-from scalein.exec import event_time, morsels, radix, ring_preaggregate, running_aggregate, speculation, window_aggregate
+from scalein.exec import (
+    event_time,
+    morsels,
+    radix,
+    ring_preaggregate,
+    rounds,
+    running_aggregate,
+    speculation,
+    window_aggregate,
+)
 from scalein.jobs import driver, job_graph
 
 WINDOWS = [(100, 100), (1000, 1000), (100, 20), (500, 200), (1000, 100), (30, 20)]
@@ -140,14 +149,14 @@ def test_rows_are_added_to_a_trial_while_it_is_under_way(monkeypatch: pytest.Mon
     monkeypatch.setattr(driver, "MORE_ROWS", 70)
     monkeypatch.setattr(driver, "ROUND_S", 60.0)
     trials: list[int] = []
-    speculate = job_graph.speculate
+    speculate = rounds.speculate
 
     def counted(*given: object) -> bool:
         is_good = speculate(*given)  # type: ignore[arg-type]
         trials.append(len(given[4]))  # type: ignore[arg-type]
         return is_good
 
-    monkeypatch.setattr(job_graph, "speculate", counted)
+    monkeypatch.setattr(rounds, "speculate", counted)
     flow = timed(*([at] * 50 for at in range(0, 1000, 10))).group_by(si.tumbling("t", 100)).agg(n=si.count())
     found, _, late_rows, _ = run(flow, [], workers=workers)
     assert trials == [100]  # batches

@@ -212,7 +212,6 @@ def test_windows_that_close_together_are_finished_in_parts(
         window: Any, large: bool, at_end: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Many by time, one by its keys; what a part gives is written before the next is begun."""
     rows, least = 20_000, 40_000
-    monkeypatch.setattr("os.fsync", lambda handle: None)
     monkeypatch.setattr(close_batches, "MIN_BYTES", least)
     monkeypatch.setattr(window_aggregate, "ring", SimpleNamespace(fits=lambda table: False))
     given, written = list[tuple[int, int]](), [0]

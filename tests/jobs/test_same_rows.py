@@ -124,6 +124,12 @@ FLOWS: dict[str, tuple[Build, bool]] = {
     "group and limit": (lambda s: s.group_by("k").agg(n=si.count()).distinct("n").group_by().agg(
         c=si.count()), False),
     "sort": (lambda s: s.sort("x", "t", "f", "k", "g"), True),
+    "sorted windows": (marked(lambda s: s.group_by("k", si.tumbling("t", "30ms")).agg(n=si.count()).sort(
+        "window_start", -col("n"), "k")), True),
+    "limit of sorted windows": (marked(lambda s: s.group_by("g", si.sliding("t", "40ms", every="15ms")).agg(
+        n=si.count(), x=col("x").sum()).filter(col("n") > 1).sort("window_end", "g").select("g", "n").limit(9)), True),
+    "limit that a sort has": (marked(lambda s: s.group_by("k", si.tumbling("t", "20ms")).agg(n=si.count()).bottom_k(
+        5, by=["window_start", "n", "k"])), True),
     "sorted groups": (lambda s: s.group_by("k").agg(n=si.count()).sort("n", "k").limit(2), True),
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.testing import Stream
+from scalein.testing import Stream, until
 
 
 def write(folder: Path, number: int, times: list[int]) -> None:
@@ -108,6 +108,14 @@ def test_restarts_continue_from_the_checkpoint(tmp_path: Path, caplog: pytest.Lo
     assert job.status == "finished"
     assert [record.name for record in caplog.records] == ["scalein.jobs.supervisor"] * 3
     assert "attempt 1 of 5" in caplog.text
+
+
+def test_a_failure_before_a_restart_does_not_end_the_wait() -> None:
+    job = si.from_arrow(pa.table({"x": [1]})).start(sink=si.to_callback(Flaky(1)), restarts=1)
+    until(lambda: job.exception is not None or job.metrics()["restarts"] == 1)
+    job.wait(0)  # it raises nothing
+    assert job.wait(60)
+    assert job.status == "finished"
 
 
 def test_files_have_each_row_once_over_restarts(tmp_path: Path) -> None:

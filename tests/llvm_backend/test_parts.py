@@ -145,6 +145,6 @@ def test_wide_kernels_compile_in_linear_time(collect: Callable[..., pa.Table], w
     made = {"filter": source.filter(col("c0") > 0.5),
             "sums": source.group_by().agg(**{f"s{name}": col(name).sum() for name in names}),
             "computed": source.select(**{f"d{name}": col(name) * k for k, name in enumerate(names)})}[what]
-    started = time.perf_counter()
+    started = time.process_time()
     collect(made, parts.MAX_IN_ONE_FUNCTION)
-    assert time.perf_counter() - started < 5 * most_s
+    assert time.process_time() - started < 5 * most_s

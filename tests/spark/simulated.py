@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 import scalein as si
 from scalein.api.flow import Flow
 from scalein.errors import NOWHERE
+from scalein.exec.dead_letters import dead_letter_schema
 from scalein.ir.passes.null_on_error import null_on_error
 from scalein.options import Options
-from scalein.spark.row_groups import RowGroups, ScannedFile
+from scalein.spark.origin import ORIGIN, with_origin
+from scalein.spark.row_groups import RowGroups, ScannedFile, plan_row_groups
 from scalein.spark.serialize import BroadcastPlan, read_static_tables, serialize
 from scalein.spark.streaming.coordinator import Coordinator, StreamSpec
 from scalein.spark.streaming.inputs import StreamInput, row_groups_of
@@ -38,23 +40,25 @@ RunTasks = Callable[[MicroBatch], BatchResult]
 
 def start_stream(flow: Flow, checkpoint: Path | Location, sink: object, *, partitions: int = 3, emit: str = "final",
                  late: object = "drop", on_error: object = "raise",
-                 migration: str = "lazy") -> Coordinator:
+                 migration: str = "lazy", files_every_s: float | None = None) -> Coordinator:
     """The coordinator of a stream as `start` makes it."""
     location = checkpoint if isinstance(checkpoint, Location) else parse_location(checkpoint, NOWHERE)
     late_policy = late if isinstance(late, str) else "sink"
     error_policy = on_error if isinstance(on_error, str) else "sink"
     op = read_static_tables(flow.op, NOWHERE)
     plan = StreamPlan(null_on_error(op) if error_policy == "null" else op, emit, late_policy, error_policy, NOWHERE)
-    committers = {"out": make_committer(sink, plan.schema, "out", location, NOWHERE)}
+    committers = {"out": make_committer(sink, plan.schema, "out", location, NOWHERE, files_every_s)}
     if late_policy == "sink":
-        committers["late"] = make_committer(late, plan.late_schema, "late", location, NOWHERE)
+        committers["late"] = make_committer(late, plan.late_schema, "late", location, NOWHERE, files_every_s)
     source = plan.fragment.input.arrow
     reads = pa.schema([source.field(name) for name in plan.reads])
     if error_policy == "sink":
-        committers["failed"] = make_committer(on_error, reads, "failed", location, NOWHERE)
+        committers["failed"] = make_committer(on_error, dead_letter_schema(reads), "failed", location, NOWHERE,
+                                              files_every_s)
+        reads = with_origin(reads)
     input = StreamInput(reads, reads, plan.scan_conditions, plan.skipped_time, True)
-    spec = StreamSpec(plan, input, committers, location, partitions, {}, migration,
-                      NOWHERE)
+    spec = StreamSpec(plan, input, committers, location, partitions, {}, migration, NOWHERE,
+                      files_every_s=files_every_s)
     return Coordinator(spec, BroadcastPlan(*serialize(plan)))
 
 
@@ -80,6 +84,8 @@ def tasks_over(parts: Iterable[pa.Table], attempts: int = 1, folder: Path | None
         blocks_of_target: defaultdict[int, list[pa.RecordBatch]] = defaultdict(list)
         output: list[tuple[int, int, bytes]] = []
         for number, table in enumerate(tables):
+            if ORIGIN in batch.input_schema.names:
+                table = table.append_column(ORIGIN, pa.array([""] * table.num_rows))
             for attempt in range(attempts):
                 blocks = list(task.run(table.select(batch.input_schema.names).to_batches(), OPTIONS, number))
                 if attempt == attempts - 1:
@@ -95,6 +101,17 @@ def tasks_over(parts: Iterable[pa.Table], attempts: int = 1, folder: Path | None
         return collect_results(output)
 
     return run_tasks
+
+
+def drain(coordinator: Coordinator) -> None:
+    """Close all windows of a stream."""
+
+    def run_tasks(batch: MicroBatch) -> BatchResult:
+        nothing = plan_row_groups((), batch.input_schema)
+        assert nothing is not None
+        return collect_results(ReadAllTask(batch, nothing)(range(batch.partitions)))
+
+    coordinator.drain(run_tasks, None)
 
 
 def _rows(blocks: Iterable[pa.RecordBatch]) -> list[tuple[int, int, bytes]]:

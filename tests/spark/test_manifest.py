@@ -42,9 +42,12 @@ def test_manifests_are_read_as_they_were_written(location: Location) -> None:
         manifests.publish(number, {"runs": [number], "text": "\u00e9 \n"})
         location.put(f"{STATE}/{number}.arrow", b"x")
         manifests.remove_unreferenced([f"{STATE}/{number}.arrow"], [f"{STATE}/{number - 1}.arrow"])
-    assert manifests.newest() == {"format": 1, "start": 1, "batch": 3, "runs": [3], "text": "\u00e9 \n"}
-    assert manifests.all_keys() == [(1, 2), (1, 3)]
+    assert manifests.newest() == {"format": 2, "start": 1, "batch": 3, "revision": 0, "runs": [3], "text": "\u00e9 \n"}
+    assert manifests.all_keys() == [(1, 2, 0), (1, 3, 0)]
     assert location.names(STATE) == ["2.arrow", "3.arrow"]
+    revised = manifests.revise(manifests.read(manifests.all_keys()[-1]), {"runs": [4]})
+    assert manifests.newest() == revised == {"format": 2, "start": 1, "batch": 3, "revision": 1, "runs": [4]}
+    assert manifests.all_keys() == [(1, 2, 0), (1, 3, 0), (1, 3, 1)]
     manifests.close()
     again = Manifests(location)
     again.acquire(NOWHERE)
@@ -67,7 +70,7 @@ def test_a_damaged_manifest_is_reported_and_not_skipped(tmp_path: Path, damage: 
         case "other":
             path.write_bytes((tmp_path / MANIFESTS / "0000000001-0000000000.json").read_bytes())
         case "newer":
-            location.put(f"{MANIFESTS}/{path.name}", data.replace(b'"format":1', b'"format":9'))
+            location.put(f"{MANIFESTS}/{path.name}", data.replace(b'"format":2', b'"format":9'))
         case _:
             path.write_bytes(data[:middle] if damage == "short" else b"")
     for read in (lambda: read_state(tmp_path), lambda: start_stream(FLOW, tmp_path, si.to_memory(), emit="changes")):
@@ -181,7 +184,7 @@ def test_a_replaced_driver_removes_no_file_of_its_successor(tmp_path: Path) -> N
     first.check_not_superseded = stalled  # type: ignore[method-assign]
     first.remove_unreferenced([], [])
     assert [f"{STATE}/{name}" for name in first.location.names(STATE)] == [new]
-    assert second.all_keys() == [(1, 3), (2, 3)]
+    assert second.all_keys() == [(1, 3, 0), (2, 3, 0)]
     with pytest.raises(StoreFailed, match="another driver has taken over"):
         check()
 

@@ -93,6 +93,6 @@ def test_a_process_compiles_a_flow_once() -> None:
     data = pickle.dumps(Q.map_in_arrow)
     first = pickle.loads(data)
     list(first(iter(TABLE.to_batches())))
-    mapping = tasks._mapping_for(first.__self__.op)
+    mapping = tasks._mapping_for(first.flow.op)
     again = pickle.loads(data)
-    assert tasks._mapping_for(again.__self__.op) is mapping
+    assert tasks._mapping_for(again.flow.op) is mapping

@@ -7,8 +7,9 @@ import zlib
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import fs
 
-from scalein.errors import NOWHERE, Damaged
+import scalein as si
+from scalein import col
+from scalein.errors import NOWHERE, ComputeError, Damaged
 from scalein.spark.key_groups import key_group_ranges, partition_of_key_groups
 from scalein.spark.streaming import merge_runs, runs
+from scalein.spark.streaming.event_time import Clock
 from scalein.spark.streaming.merge_runs import key_numbers, look_up, merge_blocks
+from scalein.spark.streaming.reduce_side import ReduceInput, Reducer
 from scalein.spark.streaming.runs import (
     HASH,
+    Block,
     Run,
     choose_to_merge,
     hash_with_slices,
@@ -33,10 +39,14 @@ from scalein.spark.streaming.runs import (
     sort_by_hash,
     write_run,
 )
+from scalein.spark.streaming.stream_plan import MapSummary, StreamPlan
 from scalein.storage.object_store import STATE, Location, parse_location
-from tests.engines import examples
+from tests.engines import EXAMPLES, examples
+from tests.spark.simulated import OPTIONS
 
 NAN = float("nan")
+NUMBERS = pa.schema([("v", pa.int64())])
+COLUMNS = pa.schema([("s", pa.string()), ("f", pa.float64()), ("v", pa.int64())])
 key_lists = st.lists(st.tuples(st.sampled_from([None, "a", "bb", "ccc"]), st.sampled_from([None, 0.0, -0.0, 1.5, NAN])),
                      max_size=30)  # fmt: skip
 
@@ -180,7 +190,7 @@ def test_a_run_gives_the_rows_of_a_range(tmp_path: Path) -> None:
     for first, last in key_group_ranges(7):
         part = run.within(first, last)
         assert part is not None
-        blocks = read_run(make_location(tmp_path), part)
+        blocks = read_run(make_location(tmp_path), part, NUMBERS)
         assert all(first <= int(h) >> 56 < last for block in blocks for h in np.asarray(block.column(HASH)))
         got += [v for block in blocks for v in block.column("v").to_pylist()]
     assert got == list(range(5000))
@@ -206,10 +216,11 @@ def test_only_blocks_that_are_needed_are_read(tmp_path: Path) -> None:
         part = run.within(first, last)
         assert part is not None
         if last <= 128 or first >= 192:
-            assert [v for block in read_run(here, part) for v in block["v"].to_pylist()] == list(range(first, last))
+            found = [v for block in read_run(here, part, NUMBERS) for v in block["v"].to_pylist()]
+            assert found == list(range(first, last))
         else:
             with pytest.raises(Damaged, match="not what was written"):
-                read_run(here, part)
+                read_run(here, part, NUMBERS)
 
 
 def test_a_run_without_block_checksums_is_verified_as_a_whole(tmp_path: Path) -> None:
@@ -223,10 +234,10 @@ def test_a_run_without_block_checksums_is_verified_as_a_whole(tmp_path: Path) ->
         runs._open_files.clear()
         (tmp_path / run.file).write_bytes(text)
         if text == data:
-            assert sum(block.num_rows for block in read_run(here, old)) == 2
+            assert sum(block.num_rows for block in read_run(here, old, COLUMNS)) == 2
         else:
             with pytest.raises(Damaged, match="not what was written"):
-                read_run(here, old)
+                read_run(here, old, COLUMNS)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "short", "gone"])
@@ -243,7 +254,66 @@ def test_a_damaged_run_is_reported(tmp_path: Path, damage: str) -> None:
         data[len(data) // 2] ^= 4
         path.write_bytes(data[: len(data) // 2] if damage == "short" else data)
     with pytest.raises(Damaged, match=str(run.file)):
-        read_run(here, run)
+        read_run(here, run, COLUMNS)
+
+
+def sealed(run: Run, data: bytes) -> Run:
+    """The run with the checksums of other bytes."""
+    blocks = tuple(block._replace(sum=zlib.crc32(data[block.start : block.end])) for block in run.blocks)
+    return replace(run, size_bytes=len(data), blocks=blocks, sum=zlib.crc32(data[blocks[-1].end :]))
+
+
+@pytest.mark.parametrize("seed", range(max(1, round(EXAMPLES))))
+def test_resealed_damage_is_an_error_or_other_values(seed: int, tmp_path: Path) -> None:
+    """A checksum can be forged: hostile counts, offsets and types must not reach a kernel."""
+    random, here = Random(seed), make_location(tmp_path)
+    flow = si.flow(COLUMNS).group_by("s", "f").agg(v=col("v").sum(), n=si.count(), t=col("s").max(), d=col("v").var())
+    plan = StreamPlan(flow.op, "changes", "drop", "raise", NOWHERE)
+    keys = [(random.choice([None, "", "a", "longer than twelve bytes", chr(k)]), k / 2) for k in range(100, 140)]
+    given = pa.RecordBatch.from_pylist([{"s": s, "f": f, "v": random.randint(-9, 9)} for s, f in keys], COLUMNS)
+    reducer, out = Reducer(plan, OPTIONS), list[pa.RecordBatch]()
+    shuffled = list(plan.map_rows([given], Clock(), MapSummary(), OPTIONS))
+
+    def reduce(runs_before: list[Run]) -> list[Run]:
+        return reducer.run(ReduceInput((0, 256), runs_before, Clock(), Clock()), shuffled, here, out.append)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merge_runs, "BLOCK_ROWS", 15)
+        (run,) = reduce([])
+        path, (again,) = tmp_path / run.file, reduce([run])
+        assert again.rows == run.rows == len(keys)
+        assert len(run.blocks) > 1
+        data, refused = path.read_bytes(), list[str]()
+        for _ in range(60):
+            damaged = bytearray(data)
+            for _ in range(random.choice([1, 1, 2, 8])):
+                at = random.randrange(8, len(damaged) - 8)
+                word = random.choice([0, 1, (1 << 31) - 1, (1 << 32) - 1, 1 << 62, (1 << 64) - 1,
+                                      random.getrandbits(64)]).to_bytes(8, "little")
+                size = random.choice([1, 4, 8])
+                damaged[at : at + size] = word[:size]
+            path.unlink()  # the file may still be mapped
+            path.write_bytes(damaged)
+            runs._open_files.clear()
+            try:
+                reduce([sealed(run, bytes(damaged))])
+            except Damaged as error:
+                refused.append(str(error))
+            except ComputeError:
+                pass  # of values that are valid, and too large
+        assert refused
+        assert all(run.file in text for text in refused)
+
+
+@pytest.mark.parametrize("content", [
+    pytest.param({"last": 257}, id="key groups"), pytest.param({"file": "state/../../x.arrow"}, id="name"),
+    pytest.param({"size_bytes": 10}, id="size"), pytest.param({"blocks": (Block(-8, 16, 0, 0, 0),)}, id="start"),
+    pytest.param({"blocks": (Block(8, 16, 0, 0, 0), Block(8, 24, 0, 0, 0))}, id="overlap")])  # fmt: skip
+def test_a_run_that_cannot_be_is_refused(content: dict[str, Any], tmp_path: Path) -> None:
+    run = write_run(make_location(tmp_path), [rows([("a", 1.0)])], (0, 256), None)
+    assert run is not None
+    with pytest.raises(ValueError, match=r"key groups|file|blocks"):
+        Run.from_json(replace(run, **content).to_json())
 
 
 def test_runs_of_other_filesystems_are_read_through_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,21 +325,21 @@ def test_runs_of_other_filesystems_are_read_through_a_copy(tmp_path: Path, monke
     run = write_run(remote, [rows([("a", 1.0), ("bb", None)])], (0, 256), None)
     assert run is not None
     runs._open_files.clear()
-    first = [block.to_pylist() for block in read_run(remote, run)]
+    first = [block.to_pylist() for block in read_run(remote, run, COLUMNS)]
     runs._open_files.clear()
     (tmp_path / "far" / run.file).unlink()  # the copy is sufficient
-    assert [block.to_pylist() for block in read_run(remote, run)] == first
+    assert [block.to_pylist() for block in read_run(remote, run, COLUMNS)] == first
     copies = list((tmp_path / "tmp").rglob("*.arrow"))
     assert len(copies) == 1
     runs._open_files.clear()
     (tmp_path / "far" / run.file).write_bytes(copies[0].read_bytes())
     copies[0].write_bytes(bytes(run.size_bytes))  # as after a power failure: it is copied again
-    assert [block.to_pylist() for block in read_run(remote, run)] == first
+    assert [block.to_pylist() for block in read_run(remote, run, COLUMNS)] == first
     os.utime(copies[0], (0, 0))
     write_run(remote, [rows([("a", 1.0)])], (0, 256), None)
     other = write_run(remote, [rows([("a", 1.0)])], (0, 256), None)
     assert other is not None
-    read_run(remote, other)  # makes a copy, and removes copies that were not used for long
+    read_run(remote, other, COLUMNS)  # makes a copy, and removes copies that were not used for long
     assert not copies[0].exists()
     runs._open_files.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import subprocess
 import sys
@@ -24,20 +25,20 @@ DATA = pa.table({"k": [1, 2, 3, None], "v": [1.0, 2.0, 3.0, 4.0]})
 NAMES = pa.table({"k": [1, 2], "name": ["one", "two"], "unused": ["x" * 100_000] * 2})
 
 
-def test_a_flow_is_pickled_as_its_plan() -> None:
+def test_a_function_of_partitions_is_pickled_as_its_plan() -> None:
     q = si.flow(DATA.schema).filter(col("v") > 1).join(NAMES, on="k").select("name", w=col("v") * 2)
     q.collect(DATA)  # compiled here, but:
-    data = pickle.dumps(q)
+    data = pickle.dumps(q.map_in_arrow)
     assert len(data) < 20_000  # neither code nor unread columns
-    again = pickle.loads(data)
+    again = pickle.loads(data).flow
     assert again.schema == q.schema
     assert_same(again.collect(DATA), q.collect(DATA))
 
 
 def test_a_digest_is_deserialized_once() -> None:
     q = si.flow(DATA.schema).filter(col("v") > 1)
-    data = pickle.dumps(q)
-    assert pickle.loads(data).op is pickle.loads(data).op
+    data = pickle.dumps(q.map_partitions)
+    assert pickle.loads(data).flow.op is pickle.loads(data).flow.op
     serialized = serialize({"a": [1]})
     assert deserialize(*serialized) is deserialize(*serialized)
     assert deserialize(*serialize({"a": [2]})) == {"a": [2]}
@@ -81,15 +82,29 @@ def test_user_functions_are_serialized_by_value() -> None:
 def test_static_tables_of_files_are_read_before_serialization(tmp_path: Path) -> None:
     pq.write_table(NAMES, tmp_path / "names.parquet")
     q = si.flow(DATA.schema).join(si.read_parquet(tmp_path).filter(col("k") > 1), on="k").select("name", "v")
-    data = pickle.dumps(q)
+    data = pickle.dumps(q.map_in_arrow)
     (tmp_path / "names.parquet").unlink()
-    assert pickle.loads(data).collect(DATA).to_pylist() == [{"name": "two", "v": 2.0}]
+    assert pickle.loads(data).flow.collect(DATA).to_pylist() == [{"name": "two", "v": 2.0}]
+
+
+def test_a_flow_is_pickled_and_copied_without_reading_its_tables(tmp_path: Path) -> None:
+    pq.write_table(NAMES, tmp_path / "names.parquet")
+    q = si.flow(DATA.schema).join(si.read_parquet(tmp_path), on="k").select("name", "v")
+    unbound = si.flow(DATA.schema).join(si.flow(NAMES.schema), on="k")
+    content = (tmp_path / "names.parquet").read_bytes()
+    (tmp_path / "names.parquet").unlink()
+    flows = [pickle.loads(pickle.dumps(q)), pickle.loads(cloudpickle.dumps(q)), copy.copy(q), copy.deepcopy(q)]
+    assert pickle.loads(pickle.dumps(unbound)).schema == unbound.schema
+    (tmp_path / "names.parquet").write_bytes(content)
+    for each in flows:
+        assert_same(each.collect(DATA), q.collect(DATA))
+    assert q.collect(DATA).num_rows == 2
 
 
 def test_a_static_side_without_data_is_refused() -> None:
     q = si.flow(DATA.schema).join(si.flow(NAMES.schema), on="k")
     with pytest.raises(BadArgument, match="static side has no data"):
-        pickle.dumps(q)
+        pickle.dumps(q.map_in_arrow)
 
 
 def test_a_task_is_the_same_in_another_process(tmp_path: Path) -> None:

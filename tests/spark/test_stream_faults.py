@@ -105,25 +105,40 @@ STEPS: list[tuple[object, str, int]] = [
 ]  # fmt: skip
 
 
+JOINING_STEPS: list[tuple[object, str, int]] = [
+    (Manifests, "revise", 1), (Manifests, "publish", 4),  # output waits; what is joined becomes visible
+    (FileSink, "_join", 1), (FileSink, "commit", 4), (FileSink, "_remove_files", 3), (object_store.os, "remove", 2),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize(("target", "name", "call"), STEPS)
-def test_a_driver_may_crash_at_any_step(target: object, name: str, call: int, before: bool, tmp_path: Path) -> None:
-    crashes, number = 0, 0
-    coordinator = begin(tmp_path)
+@pytest.mark.parametrize(("target", "name", "call", "waits"), [
+    *((*step, False) for step in STEPS), *((*step, True) for step in JOINING_STEPS)])
+def test_a_driver_may_crash_at_any_step(target: object, name: str, call: int, waits: bool, before: bool,
+                                        tmp_path: Path) -> None:
+    crashes, number, is_published = 0, 0, False
+    how: dict[str, Any] = {"files_every_s": 1e6} if waits else {}
+    coordinator = begin(tmp_path, **how)
     with crash_at_call(target, name, call, before):
-        while number < BATCHES:
+        while number < BATCHES or not is_published:
             try:
-                coordinator.run_batch(number, "query", tasks_over(rows(number)), None)
-                number += 1
+                if number % 2 == 0 and not is_published:  # after two batches
+                    coordinator.publish_waiting(is_end=True)
+                    is_published = True
+                else:
+                    coordinator.run_batch(number, "query", tasks_over(rows(number)), None)
+                    number, is_published = number + 1, False
             except Crash:
                 crashes += 1
                 crash(coordinator)
                 runs._open_files.clear()
-                coordinator = begin(tmp_path, partitions=2)  # Spark repeats a batch whose function did not return
+                coordinator = begin(tmp_path, partitions=2, **how)  # Spark repeats a batch that did not return
     crash(coordinator)
     assert crashes == 1
     begin(tmp_path).close()
     check(tmp_path)
+    if waits:  # what waited when the driver crashed becomes visible as it was
+        assert len([*(tmp_path / "out").glob("part-*-999999-*")]) >= 1
 
 
 def crash(coordinator: Coordinator) -> None:
@@ -264,8 +279,9 @@ def make_stream() -> StreamJob:
     """A stream without a query of Spark."""
     stream = StreamJob.__new__(StreamJob)
     stream._error, stream._is_stopping, stream._is_cancelled, stream._batch_thread = None, False, False, 0
+    stream._is_draining = False
     stream._batch_lock, stream._ended, stream._broadcast = threading.Lock(), threading.Event(), BroadcastPlan("", b"")
-    stream._coded = {}
+    stream._coded, stream._spec = {}, SimpleNamespace(files_every_s=None)  # type: ignore[assignment]
     return stream
 
 
@@ -287,6 +303,9 @@ def test_a_stop_does_not_hide_an_error(has_failed: bool, monkeypatch: pytest.Mon
             running.set()
             assert has_failed or cancelled.wait(20)
             raise RuntimeError("no more room")
+
+        def publish_waiting(self, is_end: bool) -> None:
+            pass
 
         def close(self) -> None:
             pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
@@ -22,25 +23,19 @@ from scalein.api.flow import Flow
 from scalein.errors import BadArgument, ComputeError, LateData, ScaleinError
 from scalein.spark.row_groups import ScannedFile
 from scalein.spark.streaming import merge_runs, reduce_side, runs
+from scalein.spark.streaming.coordinator import Coordinator
 from scalein.spark.streaming.diagnose import why_no_output
 from scalein.spark.streaming.event_time import Clock
 from scalein.spark.streaming.inputs import StreamInput, row_groups_of
+from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.read_state import read_state
 from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.testing import Stream, until
 from tests.engines import EXAMPLES
 from tests.oracle import streams
 from tests.same import assert_same
-from tests.spark.simulated import fold_changes, rows_of, run, start_stream, tasks_over
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_disk() -> Iterator[None]:
-    """These tests check rows, not durability."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.fsync", lambda handle: None)
-        yield
-
+from tests.spark.simulated import drain, fold_changes, rows_of, run, start_stream, tasks_over
+from tests.spark.test_stream_faults import Crash, crash, crash_at_call
 
 SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string()), ("f", pa.float64()), ("x", pa.int64()), ("y", pa.float64())])
 NAN = float("nan")
@@ -91,6 +86,8 @@ GROUPS: dict[str, tuple[list[str], Callable[[Flow], Flow]]] = {
     "columns together": (["k"], lambda q: q.group_by("k").agg(
         v=col("x").var(), d=col("y").std(), a=(col("x") * 2).arg_max("x"), b=col("s").arg_min("s"), n=si.count())),
     "pairs": (["k"], lambda q: q.group_by("k").agg(v=si.cov("x", "y"), c=si.corr("x", "y"))),
+    "together, without text": (["s"], lambda q: q.group_by("s").agg(
+        v=col("x").var(), d=col("y").std(), a=(col("x") * 2).arg_max("x"), b=(col("k") > 1).arg_min("k"))),
     "expressions": (["k"], lambda q: q.group_by("k").agg(
         mean=col("x").sum() / si.count(), span=col("x").max() - col("x").min(), c=si.corr("x", "y") * 2,
         few=si.count().filter(col("x") > 1), share=(col("x") > 1).mean(), most=col("y").max().filter(col("x") > 1))),
@@ -237,15 +234,17 @@ WINDOWS: dict[str, Callable[[Flow], Flow]] = {
 NO_CHANGES = ("sliding", "sliding together", "buffered rows")
 
 
-def as_a_job(flow: Flow, batches: list[list[pa.Table]], **how: Any) -> tuple[pa.Table, pa.Table]:
-    """The results and the late rows of a job over the same batches; it is stopped, so open windows stay open."""
+def as_a_job(flow: Flow, batches: list[list[pa.Table]], drain: bool, **how: Any) -> tuple[pa.Table, pa.Table]:
+    """The results and the late rows of a job over the same batches. It is stopped: open windows stay open, unless it is
+    drained.
+    """
     whole = [pa.concat_tables(parts).combine_chunks().to_batches() for parts in batches]
     given = [some[0] for some in whole if some and some[0].num_rows]
     out, late = si.to_memory(), si.to_memory()
     job = flow_over(flow, Stream({"all": given}, ends=False)).start(sink=out, late=late, workers=1, **how)
     rows = sum(batch.num_rows for batch in given)
     until(lambda: int(str(job.metrics()["rows_in"])) >= rows, job)
-    job.stop()
+    job.stop(drain=drain)
     return out.table(), late.table()
 
 
@@ -267,15 +266,19 @@ def test_windows_are_those_of_a_job(name: str, emit: str, seed: int, tmp_path: P
     flow = WINDOWS[name](si.flow(EVENTS).with_watermark("t", "3s"))
     out, late = si.to_memory(), si.to_memory()
     coordinator = start_stream(flow, tmp_path, out, emit=emit, late=late, migration=random.choice(MIGRATIONS))
+    drains = random.random() < 0.5
     try:
         for number, parts in enumerate(given):
             coordinator.partitions = random.choice([1, 2, 5])
             with small_limits(seed % 2 == 0):
                 run_tasks = tasks_over(parts, folder=random.choice([None, tmp_path / "in"]))
                 coordinator.run_batch(number, "query", run_tasks, None)
+        if drains:
+            coordinator.partitions = random.choice([1, 2, 5])
+            drain(coordinator)
     finally:
         coordinator.close()
-    want, want_late = as_a_job(flow, given, emit=emit)
+    want, want_late = as_a_job(flow, given, drains, emit=emit)
     if emit == "final":
         assert_same(out.table(), want)
     else:  # a job may have several changes of a key in one batch
@@ -347,7 +350,14 @@ def test_rows_that_fail_end_the_stream_are_null_or_go_to_a_sink(name: str, is_in
     assert coordinator.progress is not None
     assert (coordinator.progress["rows_in"], coordinator.progress["failed_rows"]) == (3, 2)
     assert_same(sink.table(), rows_of(flow, good, tmp_path / "good", emit=emit))
-    assert failed.table()["x"].to_pylist() == [0] * 4
+    letters = failed.table()
+    assert letters.column_names == [*EVENTS.names, "error", "bad_file", "bad_line", "bad_text"]
+    bad_rows = pa.concat_tables([part.filter(pc.field("x") == 0) for parts in batches for part in parts])
+    assert_same(letters.select(EVENTS.names), bad_rows)  # with all columns
+    assert all("division by zero" in error for error in letters["error"].to_pylist())
+    origins = ([str(tmp_path / "in" / f"{part}.parquet") for part in (0, 1)] * 2 if is_in_files
+               else [f"batch {number} of the stream" for number in (0, 0, 1, 1)])  # fmt: skip
+    assert sorted(letters["bad_file"].to_pylist()) == sorted(origins)
 
 
 def test_state_of_closed_windows_is_removed(tmp_path: Path) -> None:
@@ -518,6 +528,37 @@ def test_row_groups_whose_times_are_not_known_are_read(tmp_path: Path) -> None:
     assert before.skipped_time is None
 
 
+@pytest.mark.parametrize("crashes", ["no", "before", "after"])
+def test_a_drained_stream_may_resume(crashes: str, tmp_path: Path) -> None:
+    """Its windows stay closed, later ones open; a driver that crashes meanwhile has drained it, or not yet."""
+    flow = si.flow(EVENTS).with_watermark("t", "5s").group_by("k", si.tumbling("t", "10s")).agg(n=si.count())
+
+    def begin() -> Coordinator:
+        return start_stream(flow, tmp_path / "checkpoint", si.to_parquet(tmp_path / "out"))
+
+    coordinator = begin()
+    run(coordinator, [[events(1, 25)], [events(26, 27, k="b")]])
+    with crash_at_call(Manifests, "revise", 1, crashes == "before") if crashes != "no" else nullcontext():
+        try:
+            drain(coordinator)
+        except Crash:
+            crash(coordinator)
+            coordinator = begin()
+            drain(coordinator)
+    assert coordinator.progress is not None
+    assert (coordinator.progress["batch_id"], coordinator.progress["watermark_time"]) == (1, "2026-01-01 00:00:30")
+    drain(coordinator)  # nothing is left
+    coordinator.close()
+    coordinator = begin()
+    assert coordinator.next_end is None
+    with pytest.warns(RuntimeWarning, match="1 rows came too late"):
+        run(coordinator, [[events(28, 31)], [events(60)]], first=2)
+    coordinator.close()
+    found = ds.dataset(tmp_path / "out").to_table().to_pylist()
+    assert sorted((row["window_start"].second, row["k"], row["n"]) for row in found) == [
+        (0, "a", 1), (20, "a", 1), (20, "b", 2), (30, "a", 1)]
+
+
 def test_files_of_a_month_close_their_windows_and_outliers_are_reported(tmp_path: Path) -> None:
     month = [[events(*range(31 * 86_400 * number, 31 * 86_400 * (number + 1), 3600))] for number in range(3)]
     flow = si.flow(EVENTS).with_watermark("t", "1h").group_by(si.tumbling("t", "1h")).agg(n=si.count())
@@ -529,6 +570,9 @@ def test_files_of_a_month_close_their_windows_and_outliers_are_reported(tmp_path
     assert why_no_output(coordinator, coordinator._spec.plan).startswith("No batch has ended yet")
     run(coordinator, [[events()]])
     assert why_no_output(coordinator, coordinator._spec.plan).startswith("No row has arrived yet: the 1 batches")
+    assert coordinator.progress is not None
+    assert [coordinator.progress[name] for name in ("watermark_time", "why_no_watermark", "state_rows")] == [
+        None, "no row with a time has arrived yet", 0]
     with pytest.warns(RuntimeWarning, match="2 of 5 rows of a batch are outliers: .* before with_watermark") as caught:
         run(coordinator, [[events(10, 20)], [events(30, 40, None), events(1e9, 2e9)], [events(50, 1e9)]], first=1)
     assert sum("outliers" in str(each.message) for each in caught) == 1
@@ -536,14 +580,27 @@ def test_files_of_a_month_close_their_windows_and_outliers_are_reported(tmp_path
         "The first open window ends at 2026-01-01 01:00:00 and the watermark is at 2025-12-31 23:00:50: it closes when "
         "a row arrives that is 7150 s later than the latest so far. 3 rows are outliers, more than a day after all "
         "others, and do not advance it unless most rows of 3 batches in a row are. A stream has no end that closes "
-        "its last windows.")
+        "its last windows; stop(drain=True) does.")
+    assert "stream is stopped: started again" in why_no_output(coordinator, coordinator._spec.plan, "stopped")
     run(coordinator, [[events(60 * 60 * 3)]], first=4)
     assert why_no_output(coordinator, coordinator._spec.plan) == "There is output: 1 rows since the start."
+    assert [coordinator.progress[name] for name in ("watermark_time", "why_no_watermark", "state_rows")] == [
+        "2026-01-01 02:00:00", None, 3]  # and windows of the outliers
     coordinator.close()
+    resumed = start_stream(flow, tmp_path / "outliers", sink)
+    assert resumed.progress == {**coordinator.progress, "duration_s": None, "phases_s": {}}
+    assert why_no_output(resumed, resumed._spec.plan) == (
+        "No batch has ended yet: Spark has found no new rows in its source, or the first batch is running. It resumes "
+        "after batch 4, with the watermark at 2026-01-01 02:00:00: rows of that batch and of earlier ones do not come "
+        "again.")
+    assert why_no_output(resumed, resumed._spec.plan, "stopped").startswith("The stream was stopped before its first")
+    resumed.close()
     filtered = start_stream(si.flow(EVENTS).filter(col("x") > 9), tmp_path / "filtered", si.to_memory())
     run(filtered, [[events(1, 2)]])
     assert why_no_output(filtered, filtered._spec.plan) == (
         "2 rows have arrived: all of them are dropped by the flow's filters or joins.")
+    assert filtered.progress is not None
+    assert filtered.progress["why_no_watermark"] == "the flow has no with_watermark"
     filtered.close()
 
 

@@ -16,6 +16,7 @@ from scalein.connectors.sinks import files
 from scalein.errors import NOWHERE, BadArgument, Fenced, WriteFailed
 from scalein.spark.streaming import sinks
 from scalein.spark.streaming.coordinator import Coordinator
+from scalein.spark.streaming.diagnose import why_no_output
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.tasks import BatchResult, MicroBatch
 from scalein.storage.object_store import Location, parse_location
@@ -26,6 +27,7 @@ from tests.spark.test_stream_faults import (
     FLOW,
     Crash,
     begin,
+    changes,
     check,
     crash,
     crash_at_call,
@@ -191,6 +193,137 @@ def test_attempts_may_remove_their_files_at_any_moment(tmp_path: Path, monkeypat
     assert list((tmp_path / "out").glob("_staged-*")) == [later]
     later.unlink()
     check(tmp_path)
+
+
+# --- files_every
+
+
+class Time:
+    """A clock that a test moves."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    found = Time()
+    monkeypatch.setattr(sinks, "time", found)
+    return found
+
+
+def visible(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("part-*"))
+
+
+FORMATS = {si.to_parquet: "parquet", si.to_ipc: "ipc", si.to_csv: "csv", si.to_json: "json"}
+
+
+@pytest.mark.parametrize("make", FORMATS)
+def test_output_waits_and_is_joined(make: Any, clock: Time, tmp_path: Path) -> None:
+    """It becomes visible in a file for each folder, when the first rows have waited long enough, and at the end."""
+    schema = pa.schema({"x": pa.int64(), "s": pa.string(), "p": pa.string()})
+    batches = [[pa.table({"x": [2 * n], "s": [f'"{n}", é'], "p": ["a"]}, schema),
+                pa.table({"x": [2 * n + 1], "s": [None], "p": ["b"]}, schema)] for n in range(6)]  # fmt: skip
+    out = tmp_path / "out"
+    coordinator = start_stream(si.flow(schema), tmp_path / "checkpoint", make(out, partition_by="p"),
+                               files_every_s=60.0)  # fmt: skip
+    run(coordinator, batches[:2])
+    clock.now += 59
+    coordinator.publish_waiting()
+    run(coordinator, batches[2:3], first=2)
+    assert (visible(out), coordinator.has_waiting) == ([], True)
+    assert why_no_output(coordinator, coordinator._spec.plan).endswith("waits to become visible in larger files.")
+    clock.now += 1
+    run(coordinator, batches[3:4], first=3)
+    assert (len(visible(out)), coordinator.has_waiting) == (2, False)
+    run(coordinator, batches[4:5], first=4)
+    clock.now += 60
+    coordinator.publish_waiting()  # though no batch comes
+    assert len(visible(out)) == 4
+    run(coordinator, batches[5:], first=5)
+    assert len(visible(out)) == 4
+    coordinator.publish_waiting(is_end=True)
+    coordinator.close()
+    assert len(visible(out)) == 6
+    assert not list(out.rglob("_staged*"))
+    found = ds.dataset(out, format=FORMATS[make], partitioning="hive").to_table().to_pylist()
+    wanted = [row for batch in batches for part in batch for row in part.to_pylist()]
+    assert sorted((row["x"], row["s"] or None, row["p"]) for row in found) == [
+        (row["x"], row["s"], row["p"]) for row in wanted]
+
+
+def test_output_that_fills_a_file_does_not_wait(clock: Time, tmp_path: Path) -> None:
+    """A large file is not written again, and small ones are joined up to the size at which files are rolled."""
+    schema = pa.schema({"x": pa.int64()})
+    sizes = [10, 10, 4000, 10, 10, 4000]  # values of 8 bytes
+    coordinator = start_stream(si.flow(schema), tmp_path / "checkpoint", si.to_ipc(tmp_path / "out", roll=60_000),
+                               files_every_s=60.0)  # fmt: skip
+    run(coordinator, [[pa.table({"x": range(size)}, schema)] for size in sizes])
+    coordinator.close()
+    assert sorted((ds.dataset(path, format="ipc").count_rows(), "-999999-" in path.name)
+                  for path in (tmp_path / "out").glob("part-*")) == [(4000, False), (4040, True)]  # fmt: skip
+    assert not list((tmp_path / "out").glob("_staged*"))
+
+
+def test_output_that_waits_belongs_to_its_sink(clock: Time, tmp_path: Path) -> None:
+    """After a crash it waits in the sink's folder: another sink cannot make it visible. The next start does at once,
+    and does not join it, as it may write another format.
+    """
+    coordinator = begin(tmp_path, files_every_s=60.0)
+    run(coordinator, [rows(0), rows(1)])
+    crash(coordinator)
+    with pytest.raises(BadArgument, match="waits to become visible in larger files, and this start has another sink"):
+        start_stream(FLOW, tmp_path / "checkpoint", si.to_memory(), emit="changes")
+    assert visible(tmp_path / "out") == []
+    staged = [path.name.replace("_staged-", "part-") for path in (tmp_path / "out").glob("_staged-*")]
+    other = start_stream(FLOW, tmp_path / "checkpoint", si.to_csv(tmp_path / "out"), emit="changes", files_every_s=60.0)
+    assert (visible(tmp_path / "out"), other.has_waiting) == (sorted(staged), False)
+    other.close()
+    coordinator = begin(tmp_path)
+    run(coordinator, [rows(1)], first=1)  # Spark may repeat it
+    run(coordinator, [rows(2), rows(3)], first=2)
+    coordinator.close()
+    check(tmp_path)
+    start_stream(FLOW, tmp_path / "checkpoint", si.to_memory(), emit="changes").close()
+
+
+@pytest.mark.parametrize(("cleanup", "most"), [(1, 64), (64, 64), (1, 4)])
+def test_a_reader_sees_each_row_once_at_any_moment(cleanup: int, most: int, clock: Time, tmp_path: Path,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked at after every change of the folder: no row twice, and none disappears."""
+    monkeypatch.setattr(sinks, "CLEANUP_EVERY", cleanup)
+    monkeypatch.setattr(files, "_MAX_WAITING", most)
+    out, seen = tmp_path / "out", [0]
+
+    def watched(name: str) -> Any:
+        original = getattr(files.os, name)
+
+        def change(*given: Any, **more: Any) -> Any:
+            found = original(*given, **more)
+            if str(given[0]).startswith(str(out)) and visible(out):
+                count = changes(out).num_rows  # which are all different
+                assert count >= seen[0]
+                seen[0] = count
+            return found
+
+        return change
+
+    for name in ("rename", "remove", "fsync"):
+        monkeypatch.setattr(files.os, name, watched(name))
+    coordinator = begin(tmp_path, files_every_s=60.0)
+    for number in range(BATCHES):
+        clock.now += 30
+        run(coordinator, [rows(number)], first=number, attempts=2)
+        assert len(files.waiting_files(coordinator._last["output"]["out"][1])) <= most  # type: ignore[index,call-overload]
+    coordinator.publish_waiting(is_end=True)
+    coordinator.close()
+    begin(tmp_path).close()
+    check(tmp_path)
+    assert len(visible(out)) == 2
+    assert seen[0] == changes(out).num_rows
 
 
 def test_file_sinks_write_to_this_machine() -> None:

@@ -46,15 +46,22 @@ def write(folder: Path, numbers: range) -> pa.Table:
     """Write one file for each batch; gives all rows so far."""
     folder.mkdir(exist_ok=True)
     for number in numbers:
-        path = folder / f"p{number:03}.parquet"
-        pq.write_table(rows(number), path)
-        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+        hidden = folder / f"_p{number:03}.parquet"  # a running stream must not see half a file
+        pq.write_table(rows(number), hidden)
+        os.utime(hidden, (1_700_000_000 + number, 1_700_000_000 + number))
+        hidden.rename(folder / f"p{number:03}.parquet")
     return pa.concat_tables([rows(number) for number in range(numbers.stop)])
 
 
 def stream(spark: Any, folder: Path) -> Any:
     schema = spark.read.parquet(str(folder)).schema
     return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(folder))
+
+
+def descriptions(spark: Any) -> list[str]:
+    """Those of the jobs in Spark's UI."""
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    return [str(jobs.apply(k).description()) for k in range(jobs.size())]
 
 
 GROUPS = si.flow(rows(0).schema).group_by("k").agg(n=si.count(), s=col("x").sum(), most=col("x").max())
@@ -66,9 +73,13 @@ def test_changes_scale_and_stop(spark: Any, tmp_path: Path) -> None:
     write(tmp_path / "in", range(3))
     where: dict[str, Any] = {"sink": si.to_parquet(tmp_path / "out"), "checkpoint": tmp_path / "checkpoint",
                              "emit": "changes"}
-    job = sis.start(GROUPS, stream(spark, tmp_path / "in"), partitions=2, trigger="0 seconds", **where)
+    job = sis.start(GROUPS, stream(spark, tmp_path / "in"), partitions=2, trigger="0 seconds", name="by key", **where)
     with pytest.raises(ScaleinError, match="another stream is using this checkpoint"):
         sis.start(GROUPS, stream(spark, tmp_path / "in"), **where)
+    with pytest.raises(BadArgument, match="a query with the name 'by key' is active"):
+        sis.start(GROUPS, stream(spark, tmp_path / "in"), name="by key", **{**where, "checkpoint": tmp_path / "other"})
+    assert not (tmp_path / "other").exists()
+    assert "by key" in [query.name for query in spark.streams.active]
     while job.last_progress is None or job.last_progress["batch_id"] != 2:
         time.sleep(0.05)
         assert job.is_active, job.exception
@@ -77,8 +88,16 @@ def test_changes_scale_and_stop(spark: Any, tmp_path: Path) -> None:
     everything = write(tmp_path / "in", range(3, 5))
     while job.last_progress["batch_id"] != 4:
         time.sleep(0.05)
+        assert job.is_active, job.exception
     assert job.last_progress["partitions"] == 3
+    assert (job.name, job.last_progress["name"], job.query.lastProgress.name) == ("by key",) * 3
+    assert list(job.last_progress["phases_s"]) == ["tasks", "prepare", "publish", "commit", "cleanup"]
+    of_batch = list[str]()
+    while not of_batch:  # Spark's UI hears of jobs a little later
+        of_batch = [text for text in descriptions(spark) if text.startswith("Some(by key\n") and "batch = 4" in text]
+    assert of_batch[0].endswith("\nscalein: Aggregate by k: n = count(), s = x.sum(), most = x.max())")
     job.stop()
+    assert repr(job) == "StreamJob('by key', stopped, batch 4, 3 partitions)"
     assert (job.status, job.exception) == ("stopped", None)
     job.wait()
     assert_same(sis.read_state(tmp_path / "checkpoint"), GROUPS.collect(everything))
@@ -150,7 +169,16 @@ def test_files_of_a_month_close_their_windows(spark: Any, tmp_path: Path) -> Non
     assert_same(ds.dataset(tmp_path / "out").to_table(), want.sort_by("window_start").slice(0, want.num_rows - 2))
     assert job.last_progress is not None
     assert (job.last_progress["batch_id"], job.last_progress["outlier_rows"]) == (2, 0)
+    assert job.last_progress["watermark_time"] == "2024-03-31 22:00:00"
     assert job.why_no_output() == f"There is output: {want.num_rows - 2:,} rows since the start."
+    again = sis.start(flow, stream(spark, tmp_path / "in"), sink=si.to_parquet(tmp_path / "out"), partitions=1,
+                      checkpoint=tmp_path / "checkpoint", trigger=NOW)  # fmt: skip
+    again.wait()
+    assert again.why_no_output() == (
+        "The stream is finished, without a batch: Spark has found no new rows in its source. It resumes after batch 2, "
+        "with the watermark at 2024-03-31 22:00:00: rows of that batch and of earlier ones do not come again.")
+    assert again.last_progress is not None
+    assert (again.last_progress["batch_id"], again.last_progress["duration_s"]) == (2, None)
 
 
 def test_windows_and_a_function_of_a_dataframe(spark: Any, tmp_path: Path) -> None:
@@ -170,6 +198,42 @@ def test_windows_and_a_function_of_a_dataframe(spark: Any, tmp_path: Path) -> No
         (str(row["k"]), row["window_start"], row["n"]) for row in expected)
     left = sis.read_state(tmp_path / "checkpoint")
     assert left.num_rows == want.num_rows - len(expected)
+    with pytest.raises(BadArgument, match="a sink function knows results by the number of their batch"):
+        job.stop(drain=True)
+
+
+def test_a_drain_closes_all_windows(spark: Any, tmp_path: Path) -> None:
+    everything = write(tmp_path / "in", range(2))
+    job = sis.start(WINDOWS, stream(spark, tmp_path / "in"), sink=si.to_parquet(tmp_path / "out"), partitions=2,
+                    checkpoint=tmp_path / "checkpoint", trigger="0 seconds", files_every="1h")  # fmt: skip
+    while job.last_progress is None or job.last_progress["batch_id"] != 1:
+        time.sleep(0.05)
+        assert job.is_active, job.exception
+    job.stop(drain=True)
+    assert (job.status, job.exception) == ("stopped", None)
+    assert_same(ds.dataset(tmp_path / "out").to_table(), WINDOWS.collect(everything))
+    assert len(list((tmp_path / "out").glob("part-*"))) == 1
+    assert sis.read_state(tmp_path / "checkpoint").num_rows == 0
+
+
+def test_output_waits_for_larger_files(spark: Any, tmp_path: Path) -> None:
+    """Until the stream ends, and while it runs for as long as was asked for, though no batch follows."""
+    everything = write(tmp_path / "in", range(3))
+    flow, out = si.flow(rows(0).schema).select("t", "k", "x"), tmp_path / "out"
+    where: dict[str, Any] = {"sink": si.to_parquet(out), "checkpoint": tmp_path / "checkpoint"}
+    sis.start(flow, stream(spark, tmp_path / "in"), trigger=NOW, files_every="1h", **where).wait()
+    assert len(list(out.glob("part-*"))) == 1
+    assert_same(ds.dataset(out).to_table(), flow.collect(everything))
+    everything = write(tmp_path / "in", range(3, 4))
+    job = sis.start(flow, stream(spark, tmp_path / "in"), trigger="0 seconds", files_every="100ms", **where)
+    while len(list(out.glob("part-*"))) != 2:
+        time.sleep(0.05)
+        assert job.is_active, job.exception
+    job.stop()
+    assert_same(ds.dataset(out).to_table(), flow.collect(everything))
+    assert not list(out.glob("_staged-*"))
+    with pytest.raises(BadArgument, match="files_every is about the files of a sink"):
+        sis.start(flow, stream(spark, tmp_path / "in"), files_every="1m", **{**where, "sink": si.to_memory()})
 
 
 def test_a_static_table_is_broadcast_once_and_released(spark: Any, tmp_path: Path) -> None:
@@ -179,14 +243,14 @@ def test_a_static_table_is_broadcast_once_and_released(spark: Any, tmp_path: Pat
     flow = si.flow(rows(0).schema).join(names, on="x").group_by("k").agg(n=si.count(), s=col("name").str.len().sum())
     held: list[int] = []
 
-    def files() -> int:
-        return len(os.listdir(spark.sparkContext._temp_dir))
+    def new_files() -> int:
+        return len(set(os.listdir(spark.sparkContext._temp_dir)) - before)
 
-    before = files()
-    sis.start(flow, stream(spark, tmp_path / "in"), sink=lambda df, batch: held.append(files()), partitions=2,
+    before = set(os.listdir(spark.sparkContext._temp_dir))
+    sis.start(flow, stream(spark, tmp_path / "in"), sink=lambda df, batch: held.append(new_files()), partitions=2,
               checkpoint=tmp_path / "checkpoint", trigger=NOW, emit="changes").wait()
-    assert held == [before + 1] * 2
-    assert files() == before
+    assert held == [1] * 2
+    assert new_files() == 0
 
 
 def test_errors_are_translated(spark: Any, tmp_path: Path) -> None:
@@ -198,8 +262,17 @@ def test_errors_are_translated(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(ComputeError, match="division by zero"):
         job.wait()
     assert job.status == "failed"
-    sis.start(failing, given, sink=si.to_memory(), on_error=(failed := si.to_memory()), **where).wait()
-    assert failed.table().num_rows == 400
+    for reader in ("tasks", "spark"):
+        frame = given if reader == "tasks" else given.filter("x > -100")
+        job = sis.start(failing, frame, sink=si.to_memory(), on_error=(failed := si.to_memory()),
+                        **{**where, "checkpoint": tmp_path / reader})
+        job.wait()
+        assert job.last_progress is not None
+        assert job.last_progress["read_by"] == reader
+        letters = failed.table()
+        assert_same(letters.select(rows(0).column_names), rows(0))
+        assert set(letters["bad_file"].to_pylist()) == {str(tmp_path / "in" / "p000.parquet")}
+        assert "division by zero" in letters["error"][0].as_py()
 
     def refuse(df: Any, batch: int) -> None:
         raise RuntimeError(f"not batch {batch}")
@@ -228,7 +301,10 @@ def test_errors_are_translated(spark: Any, tmp_path: Path) -> None:
         (BadArgument, "has no windows", {"late": si.to_memory()}),
         (BadArgument, "on_error has no such policy", {"on_error": "drop"}),
         (BadArgument, "on_error takes a sink of its own", {"on_error": 3}),
-        (BadArgument, "checkpoint takes a directory", {"checkpoint": None}),
+        (BadArgument, "checkpoint takes a directory", {"checkpoint": 3}),
+        (BadArgument, r"needs a checkpoint(.|\n)*hint +checkpoint=", {"checkpoint": None}),
+        (BadArgument, "name takes a text", {"name": " "}),
+        (BadArgument, "name takes a text", {"name": 3}),
         (BadData, "has no column 'y'", {"q": si.flow({"y": pa.int64()}).select("y")}),
     ]  # fmt: skip
     for kind, message, wrong in refused:

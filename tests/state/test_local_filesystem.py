@@ -21,6 +21,13 @@ from scalein.storage.local import LocalFileSystem
 MIB = 1 << 20
 
 
+@pytest.fixture(autouse=True)
+def waits_for_the_disk(real_syncs: dict[str, Callable[[int], None]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages leave the cache when they are on the disk."""
+    for name, sync in real_syncs.items():
+        monkeypatch.setattr(os, name, sync)
+
+
 def some_bytes(size: int, seed: int = 0) -> np.ndarray:
     data = aligned_buffer(size)
     data[:] = np.random.default_rng(seed).integers(0, 256, size, np.uint8)

@@ -120,3 +120,53 @@ def test_decimal_bounds_are_exact(tmp_path: Path) -> None:
         third = Decimal(33333333333333333333333333334999999999)
         store.merge(rows([1, 1], [third, third], pa.decimal128(38, 0)), n="sum", other="sum")
         refuses(store, rows([1], [third], pa.decimal128(38, 0)))
+
+
+@pytest.mark.parametrize(("count", "evictions"), [(1000, 0), (200, 5)], ids=["memory", "disk"])
+def test_bounds_are_measured_again(count: int, evictions: int, tmp_path: Path,
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small values are merged without a test: the sums are far from the limit, though what was merged is not."""
+    tests: list[int] = []
+    real = LogStore._test_merge
+
+    def counted(self: LogStore, batches: list[pa.RecordBatch], functions: tuple[str, ...]) -> None:
+        tests.append(1)
+        real(self, batches, functions)
+
+    monkeypatch.setattr(LogStore, "_test_merge", counted)
+    every = count // evictions if evictions else count
+    keys = list(range(3000))
+    table = rows(keys, [(key % 7 - 3) * 10_000 for key in keys], pa.int32())
+    assert count * 3000 * 30_000 > 2 * (2**31 - 1)  # the bounds would have reached the limit
+    with opened(tmp_path, pa.int32(), Budget(None)) as store:
+        for number in range(1, count + 1):
+            store.merge(table, n="sum", other="sum")
+            if evictions and not number % every:
+                store._tiers.collect_garbage()
+                evict(store)
+            if number == count // 2:
+                store.compact()
+        assert [value_of(store, key) for key in (0, 6, 2999)] == [-30_000 * count, 30_000 * count, 0]
+        assert tests == []
+        bound = store._sums._bounds[0]
+        assert 30_000 * count <= bound < 2**31
+    with opened(tmp_path, pa.int32(), Budget(None)) as store:
+        assert store._sums._bounds[0] == bound
+        refuses(store, rows([0, 6], [0, 2**31 - 30_000 * count], pa.int32()))
+        store.merge(rows([6], [2**31 - 1 - 30_000 * count], pa.int32()), n="sum", other="sum")
+        assert value_of(store, 6) == 2**31 - 1
+        refuses(store, rows([6], [1], pa.int32()))
+
+
+def test_what_is_measured_covers_partial_sums(tmp_path: Path) -> None:
+    """The full value is small, but what is in memory of it is not: it must not overflow before they are merged."""
+    with opened(tmp_path, pa.int8()) as store:
+        for sign in (1, -1, 1, -1):
+            store.merge(rows([1], [sign * 60], pa.int8()), n="sum", other="sum")
+            evict(store)
+        for number in range(30):
+            for value in (60, 60, -60, -100, 40) if number % 2 else (-60, -60, 60, 100, -40):
+                store.merge(rows([1], [value], pa.int8()), n="sum", other="sum")
+            evict(store)
+            assert value_of(store, 1) == 0
+        refuses(store, rows([1, 1], [100, 100], pa.int8()))

@@ -40,6 +40,7 @@ class Parquet:
     name: str = "parquet"
     tests: tuple[Condition, ...] = ()  # rows for which one does not hold need not be read
     skipped: SkipCounter = field(default_factory=SkipCounter, compare=False)
+    batch_bytes: int | None = None  # about as many at most; by default, `_BATCH_BYTES`
 
     def schema(self, path: str) -> pa.Schema:
         import pyarrow.parquet as pq
@@ -62,7 +63,8 @@ class Parquet:
         # A small row group is one batch; larger batches would leave the caches before they are used. The kernels
         # decode so fast that the cost of Python for each batch weighs more there.
         most_rows = BATCH_ROWS if max(sizes, default=0) > 2 * BATCH_ROWS else 2 * BATCH_ROWS
-        batch_rows = max(1024, min(most_rows, int(_BATCH_BYTES / max(1.0, row_bytes))))
+        batch_bytes = _BATCH_BYTES if self.batch_bytes is None else self.batch_bytes
+        batch_rows = max(1, min(most_rows, int(batch_bytes / max(1.0, row_bytes))))
         starts = list(accumulate(sizes, initial=0))
         spare = iter([file])  # a reader serves one thread: one split uses this one, the others open their own
 

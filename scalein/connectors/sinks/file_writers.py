@@ -1,11 +1,13 @@
 """File formats as sinks write them: pyarrow's writers behind one interface.
 
-The size of row groups and of files is decided in `files.py` (`GROUP_BYTES`, `FileSink.write`).
+The size of row groups and of files is decided in `files.py` (`FileSink.write`). Files can be joined into one: Parquet
+and Arrow row by row, so that small row groups become good ones, text byte by byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +18,8 @@ import pyarrow.compute as pc
 from scalein.connectors.formats.json_writer import JsonWriter
 from scalein.errors import NO_PERMISSION, WriteFailed
 
+GROUP_BYTES = 32 << 20  # size of a row group or block of a file
+GROUP_ROWS = 1 << 20
 SAMPLE_ROWS = 4096  # first rows of a Parquet file, which decide what columns get a dictionary
 
 
@@ -38,6 +42,9 @@ class WriteFormat(Protocol):
 
     def begin(self, file: pa.NativeFile, schema: pa.Schema) -> Writer:
         """A writer into an open file."""
+
+    def join(self, paths: Sequence[str], file: pa.NativeFile, schema: pa.Schema) -> None:
+        """Write the rows of files of this format to an open file, in their order."""
 
 
 @contextmanager
@@ -101,6 +108,9 @@ class ParquetFiles:
     def begin(self, file: pa.NativeFile, schema: pa.Schema) -> Writer:
         return _Parquet(file, schema)
 
+    def join(self, paths: Sequence[str], file: pa.NativeFile, schema: pa.Schema) -> None:
+        _join_rows(_parquet_batches, paths, self.begin(file, schema), schema)
+
 
 @dataclass(frozen=True)
 class IpcFiles:
@@ -110,6 +120,9 @@ class IpcFiles:
 
     def begin(self, file: pa.NativeFile, schema: pa.Schema) -> Writer:
         return pa.ipc.new_file(file, schema)  # type: ignore[no-any-return]
+
+    def join(self, paths: Sequence[str], file: pa.NativeFile, schema: pa.Schema) -> None:
+        _join_rows(_ipc_batches, paths, self.begin(file, schema), schema)
 
 
 @dataclass(frozen=True)
@@ -126,6 +139,12 @@ class CsvFiles:
                 raise pa.ArrowNotImplementedError(f"column {field.name!r} is {field.type}, for which there is no CSV")
         return CSVWriter(file, schema)  # type: ignore[no-any-return]
 
+    def join(self, paths: Sequence[str], file: pa.NativeFile, schema: pa.Schema) -> None:
+        self.begin(empty := pa.BufferOutputStream(), schema).close()
+        names = empty.getvalue()
+        file.write(names)
+        _join_bytes(paths, file, skipped=names.size)
+
 
 @dataclass(frozen=True)
 class JsonFiles:
@@ -135,3 +154,42 @@ class JsonFiles:
 
     def begin(self, file: pa.NativeFile, schema: pa.Schema) -> Writer:
         return JsonWriter(file, schema)
+
+    def join(self, paths: Sequence[str], file: pa.NativeFile, schema: pa.Schema) -> None:
+        _join_bytes(paths, file, skipped=0)
+
+
+def _join_rows(read: Callable[[str], Iterator[pa.RecordBatch]], paths: Sequence[str], writer: Writer,
+               schema: pa.Schema) -> None:
+    """Write the rows of files in groups of good size."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in (each for path in paths for each in read(path)):
+        held.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if size >= GROUP_BYTES or rows >= GROUP_ROWS:
+            writer.write(pa.Table.from_batches(held, schema).combine_chunks())
+            held, rows, size = [], 0, 0
+    if held:
+        writer.write(pa.Table.from_batches(held, schema).combine_chunks())
+    writer.close()
+
+
+def _parquet_batches(path: str) -> Iterator[pa.RecordBatch]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        yield from file.iter_batches()
+
+
+def _ipc_batches(path: str) -> Iterator[pa.RecordBatch]:
+    with pa.OSFile(path) as file, pa.ipc.open_file(file) as reader:
+        yield from map(reader.get_batch, range(reader.num_record_batches))
+
+
+def _join_bytes(paths: Sequence[str], into: pa.NativeFile, skipped: int) -> None:
+    """Append files without their first `skipped` bytes."""
+    for path in paths:
+        with open(path, "rb") as file:
+            file.seek(skipped)
+            shutil.copyfileobj(file, into, 1 << 20)

@@ -14,7 +14,9 @@ A job takes its folder before it opens the sink (`acquire`): another job is refu
 same job can commit nothing more (`storage/publish.py`). A sink that is opened without that takes no folder.
 
 Where other processes write the rows (Spark's tasks), each stages files with `for_task`, under unique names; of repeated
-attempts, only those whose names reach the driver are committed.
+attempts, only those whose names reach the driver are committed. Such files need not become visible with their epoch:
+those that an epoch names as `waiting` stay staged, and a later epoch joins them into few and commits these. So
+a row that waits is in staged files only, and whoever reads the directory sees it once, from one moment on.
 
 Threads: one caller at a time, but `commit` may run beside `write`; the only mutable state they share is `_changed`.
 Rows are buffered until they make a good row group, at most `_BUFFERED_BYTES` in all. A file ends with its epoch, and at
@@ -33,7 +35,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from scalein.connectors.sinks.file_writers import WriteFormat, Writer, writing
+from scalein.connectors.sinks.file_writers import GROUP_BYTES, GROUP_ROWS, WriteFormat, Writer, writing
 from scalein.connectors.sinks.partitioning import can_split, split
 from scalein.errors import BadArgument, SourceLoc, StoreFailed, UnknownColumn, WriteFailed, WrongType, guess, warn
 from scalein.storage import local
@@ -42,10 +44,10 @@ from scalein.storage.local import make_directory
 from scalein.storage.publish import FolderLock, OwnedFolder, hold_folder, take_folder
 
 STAGED, PART = "_staged-", "part-"
-GROUP_BYTES = 32 << 20  # size of a row group or block of a file
-GROUP_ROWS = 1 << 20
 _BUFFERED_BYTES = 128 << 20
 _SYNC_THREADS = 16
+_MAX_WAITING = 64  # files of a directory, on average
+_REJOINED_BYTES = 16 << 20  # up to which files that wait are joined before they are due
 _LAST_TASK = 999_999  # number of the last task of an epoch written by several tasks
 _MAX_OPEN = 256  # files written at once; more values of `partition_by` close the oldest
 
@@ -148,7 +150,7 @@ class FileSink:
         with writing(self.path):  # refuses types that the format cannot write
             self._format.begin(pa.BufferOutputStream(), self._file_schema).close()
         self.commit(committed)
-        self._remove_orphans(next.partition("-")[0], _epoch_of(committed))
+        self._remove_orphans(next.partition("-")[0], _epoch_of(committed), waiting=waiting_files(committed))
 
     def for_task(self, schema: pa.Schema, prefix: str, task: int) -> FileSink:
         """A sink for the rows of one of several tasks: it stages files, which this sink commits.
@@ -170,16 +172,80 @@ class FileSink:
                                   hint="every machine that runs tasks must have this very directory under this path")
         return {"epoch": f"{prefix}-{_LAST_TASK}", "files": [*files]}
 
-    def remove_staged(self, prefix: str) -> None:
-        """Remove staged files of a job up to a number: those of attempts whose names did not reach the driver. Later
-        ones may belong to a driver that has taken over.
+    def epoch_with_waiting(self, epoch: Json, waiting: Sequence[str]) -> Json:
+        """The epoch in which these staged files wait.
+
+        Many are joined meanwhile, up to a size that is soon copied, so that an epoch has few names.
+        """
+        name, directories = _read(epoch).name, {os.path.dirname(each) for each in waiting}
+        is_many = len(waiting) >= _MAX_WAITING * max(1, len(directories))
+        files = self._join(waiting, name, min(self._roll_bytes, _REJOINED_BYTES)) if is_many else [*waiting]
+        return {"epoch": name, "files": [], "waiting": [*files], "joined": _missing(waiting, files)}
+
+    def epoch_of_waiting(self, epoch: Json, waiting: Sequence[str], joins: bool) -> Json:
+        """The epoch in which staged files that have waited are committed: joined, or as they are."""
+        name = _read(epoch).name
+        files = self._join(waiting, name, self._roll_bytes) if joins else [*waiting]
+        return {"epoch": name, "files": [*files], "joined": _missing(waiting, files)}
+
+    def _join(self, names: Sequence[str], epoch: str, limit_bytes: int) -> list[str]:
+        """Staged files with the rows of these, of up to so many bytes each, durable; large ones are not copied."""
+        groups: dict[str, list[tuple[list[str], int]]] = {}  # by directory: names, and their bytes
+        for name in names:
+            size, some = self.size_bytes([name]), groups.setdefault(os.path.dirname(name), [])
+            if some and some[-1][1] + size <= limit_bytes:
+                some[-1] = ([*some[-1][0], name], some[-1][1] + size)
+            else:
+                some.append(([name], size))
+        attempt, joined, written = uuid.uuid4().hex[:12], list[str](), list[str]()
+        try:
+            for directory, some in groups.items():
+                for members, _ in some:
+                    if len(members) == 1:
+                        joined += members
+                        continue
+                    name = os.path.join(directory, f"{STAGED}{epoch}-{attempt}{len(joined):04}{self._format.suffix}")
+                    joined.append(name)
+                    written.append(name)
+                    path = os.path.join(self.path, name)
+                    with writing(path), pa.OSFile(path, "wb") as file:
+                        self._format.join([os.path.join(self.path, each) for each in members], file, self._file_schema)
+                    self._changed.add(directory)
+            self._sync(written)
+        except BaseException:
+            self._remove_files(written)
+            raise
+        self._sync_directories()
+        return joined
+
+    def size_bytes(self, names: Sequence[str]) -> int:
+        """The size of some files of the sink."""
+        with writing(self.path):
+            return sum(os.stat(os.path.join(self.path, name)).st_size for name in names)
+
+    def is_full(self, names: Sequence[str]) -> bool:
+        """Whether some files are together as large as a file should become."""
+        return self.size_bytes(names) >= self._roll_bytes
+
+    def _remove_files(self, names: Sequence[str]) -> None:
+        """Remove staged files, where they are still there."""
+        for name in names:
+            with writing(os.path.join(self.path, name)), contextlib.suppress(FileNotFoundError):
+                os.remove(os.path.join(self.path, name))
+
+    def remove_staged(self, prefix: str, waiting: Sequence[str]) -> None:
+        """Remove staged files of a job up to a number, but for those that wait: those of attempts whose names did not
+        reach the driver. Later ones may belong to a driver that has taken over.
         """
         job, _, number = prefix.partition("-")
-        self._remove_orphans(job, None, int(number))
+        self._remove_orphans(job, None, int(number), waiting)
 
-    def _remove_orphans(self, job: str, committed: tuple[int, int] | None, last: int | None = None) -> None:
+    def _remove_orphans(self, job: str, committed: tuple[int, int] | None, last: int | None = None,
+                        waiting: Sequence[str] = ()) -> None:
+        retained = {os.path.join(self.path, name) for name in waiting}
         for directory, _, names in os.walk(self.path):
-            orphans = [name for name in names if name.startswith(f"{STAGED}{job}-")]
+            orphans = [name for name in names if name.startswith(f"{STAGED}{job}-")
+                       and os.path.join(directory, name) not in retained]  # fmt: skip
             if last is not None:
                 orphans = [name for name in orphans if (found := _number(name)) is not None and found[0] <= last]
             if committed is not None:
@@ -263,6 +329,7 @@ class FileSink:
         if missing:  # a consumer of the results may have moved them since
             warn(f"files of the last epoch are not in {' or '.join(folders)}, nor staged there: {missing[0]} "
                  f"and {len(missing) - 1} more; unless a consumer moved them, their rows are lost", self._at)
+        self._remove_files(epoch.joined)
 
     def _rename(self, folder: str, staged: str, final: str) -> bool:
         """Make a file visible; False if the folder does not have it."""
@@ -314,6 +381,8 @@ class _Epoch(NamedTuple):
     name: str
     files: list[str]  # staged, below the folder
     folder: str  # "": absent in the first manifests, and in those of Spark, whose sinks have one folder
+    waiting: list[str]  # staged, for a later epoch
+    joined: list[str]  # staged, whose rows are in `files`
 
     def renames(self) -> Iterator[tuple[str, str]]:
         for name in self.files:
@@ -324,11 +393,36 @@ class _Epoch(NamedTuple):
 def _read(prepared: Json) -> _Epoch:
     match prepared:
         case {"epoch": str(epoch), "files": list(files), **more}:
-            names = [name for name in files if isinstance(name, str) and _is_staged(name)]
             folder = more.get("folder", "")
-            if len(names) == len(files) and isinstance(folder, str) and (not folder or os.path.isabs(folder)):
-                return _Epoch(epoch, names, folder)
+            names, waiting = _staged_names(files), _staged_names(more.get("waiting", []))
+            joined = _staged_names(more.get("joined", []))
+            if (names is not None and waiting is not None and joined is not None and isinstance(folder, str)
+                    and (not folder or os.path.isabs(folder))):
+                return _Epoch(epoch, names, folder, waiting, joined)
     raise WriteFailed("this is no list of staged files", found=f"{prepared!r:.200}")
+
+
+def _missing(names: Sequence[str], among: Sequence[str]) -> list[Json]:
+    there = {*among}
+    return [name for name in names if name not in there]
+
+
+def waiting_files(prepared: Json) -> list[str]:
+    """The staged files that wait for a later epoch than this one."""
+    return [] if prepared is None else _read(prepared).waiting
+
+
+def staged_files(prepared: Json) -> list[str]:
+    """The staged files that become visible with an epoch."""
+    return _read(prepared).files
+
+
+def _staged_names(names: object) -> list[str] | None:
+    """The names in a list, if all are those of staged files; else None."""
+    if not isinstance(names, list):
+        return None
+    found = [name for name in names if isinstance(name, str) and _is_staged(name)]
+    return found if len(found) == len(names) else None
 
 
 def _is_staged(name: str) -> bool:

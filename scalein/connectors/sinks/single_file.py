@@ -15,8 +15,8 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from scalein.connectors.sinks.file_writers import WriteFormat, writing
-from scalein.connectors.sinks.files import GROUP_BYTES, GROUP_ROWS, StagedFile, sync_path
+from scalein.connectors.sinks.file_writers import GROUP_BYTES, GROUP_ROWS, WriteFormat, writing
+from scalein.connectors.sinks.files import StagedFile, sync_path
 from scalein.errors import BadArgument, SourceLoc, WriteFailed
 
 

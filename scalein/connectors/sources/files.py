@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # Between two listings of a followed directory: it doubles while nothing appears; a listing takes a small share of it.
 _MIN_WAIT_S, _MAX_WAIT_S, _LISTING_SHARE = 0.05, 0.4, 4
 _MAX_THREADS = 8  # pyarrow decodes the columns of a file in its own threads; more would only hold more rows
+_MIN_BATCH_BYTES = 1 << 20  # of Parquet under a memory limit
 _PARTITION = "files"
 
 Item = tuple[pa.RecordBatch, Json]
@@ -141,7 +142,10 @@ class FileSource:
 
     def within(self, memory: int) -> FileSource:
         """The same files, prefetching at most that many bytes, or one batch."""
-        return replace(self, memory=memory)
+        if not isinstance(self.format, Parquet):
+            return replace(self, memory=memory)
+        batch_bytes = max(_MIN_BATCH_BYTES, memory // 8)
+        return replace(self, memory=memory, format=replace(self.format, batch_bytes=batch_bytes))
 
     @property
     def row_groups_skipped(self) -> int:

@@ -35,6 +35,7 @@ class Aggregate(Unary):
     window: Window | None
     aggs: tuple[NamedAgg, ...]
     at: SourceLoc = field(default=NOWHERE, compare=False)
+    name: str = ""  # by which a checkpoint knows its state
 
     has_state = True
     keeps_nullable = True

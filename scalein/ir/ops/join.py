@@ -180,6 +180,8 @@ class OuterJoin(Join):
     there is no row of the left side, they hold the right keys and its other columns are null.
     """
 
+    name: str = ""  # by which a checkpoint knows its state
+
     is_row_by_row = False
     has_state = True
     is_blocking = True

@@ -30,6 +30,7 @@ class Limit(SameColumns):
     input: Op
     count: int
     at: SourceLoc = field(default=NOWHERE, compare=False)
+    name: str = ""  # by which a checkpoint knows its state
 
     has_state = True
 
@@ -51,6 +52,7 @@ class Distinct(SameColumns):
     input: Op
     keys: tuple[str, ...]
     at: SourceLoc = field(default=NOWHERE, compare=False)
+    name: str = ""  # by which a checkpoint knows its state
 
     has_state = True
 
@@ -107,6 +109,7 @@ class Sort(SameColumns):
     nulls_last: bool = False
     count: int | None = None
     at: SourceLoc = field(default=NOWHERE, compare=False)
+    name: str = ""  # by which a checkpoint knows its state
 
     has_state = True
     is_blocking = True

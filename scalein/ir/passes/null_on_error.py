@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from scalein.dtypes import Schema
 from scalein.ir import ops
-from scalein.ir.aggregates import AGGREGATES
-from scalein.ir.exprs import Agg, Call, Col, Expr, NamedAgg
-from scalein.ir.functions.registry import fallible, nullable
+from scalein.ir.exprs import Call, Col, Expr, NamedAgg
+from scalein.ir.functions.registry import fallible
+from scalein.ir.passes.loosen import loosened_agg, nullable_over
 from scalein.ir.rewrite import map_exprs, rebuild, rewrite_expr, transform
 
 _OURS = ("on_error",)  # what a `try` holds that the user did not write
@@ -26,7 +26,12 @@ def null_on_error(root: ops.Op) -> ops.Op:
     """The plan with null where an expression would fail. A sum that leaves its 64 bits is no row's fault, and a
     function of `map_batches` no expression: they raise as ever.
     """
-    return transform(root, _loosened)
+    return null_on_errors([root])[0]
+
+
+def null_on_errors(roots: Sequence[ops.Op]) -> list[ops.Op]:
+    """The same of several plans: what they share stays shared."""
+    return transform(roots, _loosened)
 
 
 def _loosened(op: ops.Op) -> ops.Op:
@@ -35,13 +40,8 @@ def _loosened(op: ops.Op) -> ops.Op:
     new = op.with_exprs([_tried(expr, op.inputs[number].schema) for expr, number in op.exprs()])
     if not isinstance(op, ops.Aggregate) or not isinstance(new, ops.Aggregate):
         return new
-    return replace(new, aggs=tuple(NamedAgg(old.name, _loosened_agg(old.agg, now.agg))
+    return replace(new, aggs=tuple(NamedAgg(old.name, loosened_agg(old.agg, now.agg))
                                    for old, now in zip(op.aggs, new.aggs, strict=True)))  # fmt: skip
-
-
-def _loosened_agg(old: Agg, new: Agg) -> Agg:
-    is_looser = _is_looser(old, new.args) and not AGGREGATES[old.fn].never_null
-    return replace(new, nullable=old.nullable or is_looser)
 
 
 def _tried(expr: Expr, fields: Schema) -> Expr:
@@ -54,19 +54,10 @@ def _tried(expr: Expr, fields: Schema) -> Expr:
             (inner,) = args
             is_ours = isinstance(inner, Call) and inner.fn == "try" and inner.params == _OURS
             return replace(node, args=inner.args if isinstance(inner, Call) and is_ours else args)
-        call = replace(node, args=args, nullable=_nullable(node, args))
+        call = replace(node, args=args, nullable=nullable_over(node, args))
         return Call("try", (call,), _OURS, call.dtype, True, at=call.at) if fallible(call) else call
 
     return rebuild(expr, attempt)
-
-
-def _nullable(call: Call, args: Sequence[Expr]) -> bool:
-    """Whether a call may be null, now that some of its arguments may."""
-    return call.nullable or (_is_looser(call, args) and nullable(call, args))
-
-
-def _is_looser(call: Call | Agg, args: Sequence[Expr]) -> bool:
-    return any(new.nullable and not old.nullable for new, old in zip(args, call.args, strict=True))
 
 
 def as_written(op: ops.Op) -> ops.Op:

@@ -171,15 +171,15 @@ class _Planner:
 
     def plan(self, inputs: list[SourceEdge], schema: pa.Schema) -> DataFrame:
         """The DataFrame of all fragments; each is planned when all its inputs are."""
-        input_of = {id(input.first): input for input in inputs}
+        input_of = {id(first): input for input in inputs for first in input.firsts}
         pending: dict[int, list[PendingFrame]] = {}
         result: list[PendingFrame] = []
         for fragment in fragments(inputs):
             input = input_of[id(fragment)].source if id(fragment) in input_of else pending.pop(id(fragment))
             frames = self._plan_fragment(fragment, input)
-            result = frames if fragment.then is None else result
-            if fragment.then is not None:
-                pending.setdefault(id(fragment.then), []).extend(frames)
+            result = result if fragment.consumers else frames
+            for consumer in fragment.consumers:
+                pending.setdefault(id(consumer), []).extend(frames)
         sent_types, spark_types = spark_arrow_schema(schema, self._at), spark_schema(schema, self._at)
         return _union([frame.df if frame.is_plain else frame.map_in_arrow(ToSpark(sent_types), spark_types)
                        for frame in result])
@@ -188,10 +188,10 @@ class _Planner:
         """The rows of a fragment, for its input: a source, or the frames of earlier fragments."""
         state = fragment.state
         if isinstance(state, ops.Sort) and state.count is None:
-            if fragment.then is None:
+            if not fragment.consumers:
                 return self._sort(fragment, state, input)
             # No op downstream depends on the order: those that would are refused.
-            fragment = Fragment(over(fragment.op, state, state.input), fragment.input, None, fragment.then)
+            fragment = Fragment(over(fragment.op, state, state.input), fragment.input, None, fragment.consumers)
         if isinstance(input, ops.Source):
             frame = self._aggregate_in_spark(fragment, input) or self._plan_without_shuffle(fragment, input)
             if frame is not None:
@@ -275,7 +275,7 @@ class _Planner:
 
         items = [*identity(sort.schema), *(Named(_SORT_COLUMN.format(k), by.expr) for k, by in enumerate(sort.by))]
         before = ops.Project(sort.input, tuple(items))
-        frames, map_reduce = self._read(Fragment(before, fragment.input, None, None), input)
+        frames, map_reduce = self._read(Fragment(before, fragment.input, None), input)
         types = before.schema.arrow
         sent_types, spark_types = spark_arrow_schema(types, self._at), spark_schema(types, self._at)
         df = _union([frame.then(MapRows(map_reduce)).map_in_arrow(ToSpark(sent_types), spark_types)
@@ -293,14 +293,14 @@ class _Planner:
 def _downstream(fragment: Fragment, state: ops.Op, rows: DataFrame) -> PendingFrame:
     """The ops downstream of one that Spark has computed; its rows have at least its columns."""
     names = state.schema.names
-    if fragment.op is state and fragment.then is None:
+    if fragment.op is state and not fragment.consumers:
         from pyspark.sql import functions
 
         return PendingFrame(rows.select(*(functions.col(quote_name(name)) for name in names)), (), is_plain=True)
     steps: tuple[Step, ...] = ()
     if fragment.op is not state:
         source = placeholder(state.schema)
-        downstream = MapReduce(Fragment(over(fragment.op, state, source), source, None, None))
+        downstream = MapReduce(Fragment(over(fragment.op, state, source), source, None))
         names, steps = downstream.reads, (MapRows(downstream),)
     schema = pa.schema([state.schema.arrow.field(name) for name in names])
     return PendingFrame(select_columns(rows, names), (FromSpark(schema), *steps))

@@ -65,7 +65,7 @@ def push_to_spark(fragment: Fragment, struct: Any) -> tuple[Fragment, Column | N
     state = fragment.state
     if state is not None:
         state = next(each for each in stream_path(op, fragment.input) if type(each) is type(state))
-    return Fragment(op, fragment.input, state, fragment.then), conjunction
+    return Fragment(op, fragment.input, state, fragment.consumers), conjunction
 
 
 def _conjuncts(expr: Expr) -> list[Expr]:

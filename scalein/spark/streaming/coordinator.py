@@ -9,17 +9,26 @@ A batch of number b:
 
 So the driver may crash at any instruction: Spark marks b as done when `Coordinator.run_batch` returns, and repeats it
 otherwise, with the same rows. The number of partitions is read at the start of a batch: changing it costs nothing
-(`runs.py`). One thread at a time calls; only the function that runs the tasks knows Spark.
+(`runs.py`). Only the function that runs the tasks knows Spark.
+
+Output may wait for several batches, so that it is in fewer and larger files (`sinks.py`). It becomes visible with a
+later batch, or between two of them with a revision of the manifest (`publish_waiting`).
+
+Threads: one runs batches, another one publishes what waits; a lock lets them take turns.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc, StoreFailed, warn
+from scalein.exec.diagnosis import shown
 from scalein.exec.event_time import TimeSummary, outlier_warning
 from scalein.spark.key_groups import KEY_GROUPS
 from scalein.spark.row_groups import Skipped
@@ -29,16 +38,17 @@ from scalein.spark.streaming.inputs import StreamInput
 from scalein.spark.streaming.manifest import Manifests, key_of
 from scalein.spark.streaming.read_state import describe_state
 from scalein.spark.streaming.runs import Run, join_ranges
-from scalein.spark.streaming.sinks import Committer
+from scalein.spark.streaming.sinks import Committer, has_waiting
 from scalein.spark.streaming.stream_plan import StreamPlan
 from scalein.spark.streaming.tasks import BatchResult, MicroBatch, TaskResult, batch_totals, time_summaries
-from scalein.storage.checked_json import Json, as_int, as_list, as_map
+from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.object_store import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RunTasks = Callable[[MicroBatch], BatchResult]
+_LATEST = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,8 @@ class StreamSpec:
     trigger: dict[str, object]
     migration: str
     at: SourceLoc
+    name: str | None = None  # of Spark's query
+    files_every_s: float | None = None  # for which output waits at most
 
 
 @dataclass
@@ -66,14 +78,29 @@ class Totals:
     timeless_rows: int = 0
 
 
+class Phases:
+    """Seconds of the phases of a batch."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def end(self, phase: str) -> None:
+        """End a phase that began with the end of the one before."""
+        now = time.monotonic()
+        self.seconds[phase], self._since = round(now - self._since, 3), now
+
+
 class Coordinator:
     """Runs and commits the batches of a stream. It holds the checkpoint until `close`."""
 
     def __init__(self, spec: StreamSpec, broadcast: BroadcastPlan) -> None:
         self._spec, self._broadcast = spec, broadcast
         self.partitions = spec.partitions
-        self.progress: dict[str, object] | None = None
+        self.progress: dict[str, object] | None = None  # of the last batch, perhaps of an earlier start
         self.totals = Totals()
+        self._lock = threading.Lock()
+        self._is_settled = True  # `_last` is the newest manifest, and its output is visible
         self._has_warned_of_late_rows = self._has_warned_of_outliers = False
         self._manifests = Manifests(spec.location)
         self._manifests.acquire(spec.at)
@@ -96,7 +123,9 @@ class Coordinator:
                 self.clock = Clock.from_json(self._last["clock"])
                 self._runs = [Run.from_json(each) for each in as_list(self._last["runs"])]
                 committed = as_map(self._last["output"])
+                self._check_nothing_waits_elsewhere(committed)
                 self._previous_files = self._needed_files(self._runs, committed)
+                self.progress = {**as_map(self._last["progress"]), "duration_s": None, "phases_s": {}}
             except (ValueError, KeyError, TypeError) as error:
                 raise Damaged("a manifest has unexpected content", found=repr(error),
                               file=location.uri_of(key_of(self._last).name)) from error
@@ -107,6 +136,7 @@ class Coordinator:
             committer.claim(run, location.uri)
         for role, committer in spec.committers.items():
             committer.open(self._committed(role, committed), run)
+        self.publish_waiting(is_end=True)  # what an earlier start has left
 
     def _committed(self, role: str, output: dict[str, Json]) -> Json:
         """The entry of an output in a manifest, if it was of the same kind."""
@@ -114,6 +144,15 @@ class Coordinator:
             return None
         kind, prepared = as_list(output[role])
         return prepared if kind == self._spec.committers[role].kind else None
+
+    def _check_nothing_waits_elsewhere(self, output: dict[str, Json]) -> None:
+        """Output of committed batches that waits becomes visible only through its own sink."""
+        for role, (kind, prepared) in ((role, as_list(entry)) for role, entry in output.items()):
+            now = self._spec.committers.get(role)
+            if has_waiting(as_text(kind), prepared) and (now is None or now.kind != kind):
+                raise BadArgument("output of the last start waits to become visible in larger files, and this start "
+                                  "has another sink", at=self._spec.at, found=kind, rows=role,
+                                  hint="start the stream once with that sink; after that it may be another")
 
     def _check_same(self, before: list[Json]) -> None:
         now = self._spec.plan.signature
@@ -131,8 +170,12 @@ class Coordinator:
 
     def run_batch(self, number: int, query: str, run_tasks: RunTasks, spark: SparkSession | None) -> None:
         """Run and commit a batch of Spark's `query`; `run_tasks` runs its tasks."""
+        with self._lock:
+            self._run_or_repeat(number, query, run_tasks, spark)
+
+    def _run_or_repeat(self, number: int, query: str, run_tasks: RunTasks, spark: SparkSession | None) -> None:
         self._check_query(query)
-        done = -1 if self._last is None else as_int(self._last["batch"])
+        done = -1 if self.last_batch is None else self.last_batch
         if number == done:
             self._check_outlets()
             self._manifests.check_not_superseded()
@@ -161,12 +204,31 @@ class Coordinator:
                                   at=self._spec.at, found=kind, rows=role,
                                   hint="start the stream once with that sink; after that it may be another")
 
-    def _run(self, number: int, query: str, run_tasks: RunTasks, spark: SparkSession | None) -> None:
-        started, partitions = time.monotonic(), self.partitions
+    def drain(self, run_tasks: RunTasks, spark: SparkSession | None) -> None:
+        """Close all windows that have rows, after the last batch. The watermark is then at the end of the last one, so
+        that they stay closed if the stream resumes.
+        """
+        with self._lock:
+            drains_to = self._last_window_end()
+            if self._last is not None and self._is_settled and drains_to is not None:
+                self._run(as_int(self._last["batch"]), as_text(self._last["query"]), run_tasks, spark, drains_to)
+
+    def _last_window_end(self) -> int | None:
+        """The end of the last open window that has rows, if windows are closed by a watermark; else None."""
+        window, slices = self._spec.plan.window, [run.newest for run in self._runs if run.newest is not None]
+        if self._spec.plan.mode != "closing" or window is None or not slices:
+            return None
+        end = min(int(window.last_ends(np.array([max(slices)], object))[0]), _LATEST)
+        return end if self.clock.watermark is None or self.clock.watermark < end else None
+
+    def _run(self, number: int, query: str, run_tasks: RunTasks, spark: SparkSession | None,
+             drains_to: int | None = None) -> None:
+        phases, partitions = Phases(), self.partitions
         spec, prefix = self._spec, f"{self._manifests.name}-{number:010}"
         sinks = {role: committer.task_sink for role, committer in spec.committers.items()}
         result = run_tasks(MicroBatch(self._broadcast, spec.input.flow_types, prefix, partitions, self.clock,
-                                      tuple(self._runs), spec.location, spec.migration, sinks))
+                                      tuple(self._runs), spec.location, spec.migration, sinks, drains_to=drains_to))
+        phases.end("tasks")
         results = [result.tasks[task] for task in sorted(result.tasks)]
         runs, clock = self._state_after(results, partitions, result.skipped.times)
         output: dict[str, Json] = {}
@@ -181,15 +243,56 @@ class Coordinator:
             "watermark": clock.watermark, "output": output, "progress": progress}  # fmt: skip
         needed = self._needed_files(runs, output)
         self._check_visible(runs, needed - {run.file for run in runs})
-        self._last = self._manifests.publish(number, content)
+        phases.end("prepare")
+        self._is_settled = False
+        if drains_to is None:
+            self._last = self._manifests.publish(number, content)
+        else:
+            assert self._last is not None
+            self._last = self._manifests.revise(self._last, content)
         self._runs, self.clock = runs, clock
+        phases.end("publish")
         self._commit(spark)
+        self._is_settled = True
+        phases.end("commit")
         self._manifests.remove_unreferenced(needed, self._previous_files)
         self._previous_files = needed
-        self.progress = {**progress, "duration_s": round(time.monotonic() - started, 3)}
+        phases.end("cleanup")
+        self.progress = {**progress, "duration_s": round(sum(phases.seconds.values()), 3), "phases_s": phases.seconds}
         self.totals = Totals(self.totals.batches + 1, *(
             getattr(self.totals, name) + as_int(progress[name])
             for name in ("rows_in", "rows_out", "late_rows", "timeless_rows")))
+
+    def publish_waiting(self, is_end: bool = False) -> None:
+        """Make output of earlier batches visible that waits for larger files, if it is time; at the end, all of it."""
+        with self._lock:
+            if self._last is None or not self._is_settled:
+                return
+            due = {role: prepared for role, committer in self._spec.committers.items()
+                   if (prepared := committer.publish_waiting(is_end)) is not None}
+            if not due:
+                return
+            entries: dict[str, Json] = {role: [self._spec.committers[role].kind, prepared]
+                                        for role, prepared in due.items()}  # fmt: skip
+            self._is_settled = False
+            self._last = self._manifests.revise(
+                self._last, {**self._last, "output": {**as_map(self._last["output"]), **entries}})
+            for role, prepared in due.items():
+                self._spec.committers[role].commit(prepared, None, as_int(self._last["batch"]))
+            self._is_settled = True
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether results wait to become visible in larger files."""
+        if self._last is None:
+            return False
+        kind, prepared = as_list(as_map(self._last["output"])["out"])
+        return has_waiting(as_text(kind), prepared)
+
+    @property
+    def last_batch(self) -> int | None:
+        """The number of the last batch of the checkpoint."""
+        return None if self._last is None else as_int(self._last["batch"])
 
     @property
     def next_end(self) -> int | None:
@@ -237,11 +340,24 @@ class Coordinator:
             self._has_warned_of_late_rows = True
             warn(f"{late} rows came too late and were dropped; later ones are only counted: see "
                  'last_progress["late_rows"], or give late= a sink', self._spec.at)
-        return {"batch_id": number, "partitions": partitions, "rows_in": rows, "row_groups_skipped": skipped.row_groups,
+        by_file = {run.file: run for run in runs}.values()
+        return {"name": self._spec.name, "batch_id": number, "partitions": partitions, "rows_in": rows,
+                "row_groups_skipped": skipped.row_groups,
                 "rows_out": sum(as_int(each["rows_out"]) for each in results), "late_rows": late,
                 "failed_rows": failed, "timeless_rows": timeless, "outlier_rows": clock.outlier_rows,
-                "watermark": clock.watermark, "state_files": len({run.file for run in runs}),
-                "state_bytes": sum({run.file: run.size_bytes for run in runs}.values())}
+                "watermark": clock.watermark, "watermark_time": self.watermark_time(clock),
+                "why_no_watermark": self._why_no_watermark(clock), "state_files": len(by_file),
+                "state_rows": sum(run.rows for run in by_file), "state_bytes": sum(run.size_bytes for run in by_file)}
+
+    def watermark_time(self, clock: Clock) -> str | None:
+        """The watermark as a time that people read."""
+        dtype = self._spec.plan.time_type
+        return None if clock.watermark is None or dtype is None else shown(clock.watermark, dtype)
+
+    def _why_no_watermark(self, clock: Clock) -> str | None:
+        if self._spec.plan.watermark_op is None:
+            return "the flow has no with_watermark"
+        return "no row with a time has arrived yet" if clock.watermark is None else None
 
     def _commit(self, spark: SparkSession | None) -> None:
         """Make the output of the last manifest visible."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 from scalein.connectors.formats.statistics import Condition
 from scalein.spark.file_scan import are_settings_plain, files_of_batch, text_of_batch
 from scalein.spark.file_scan import scan_of_batch as file_scan_of_batch
+from scalein.spark.origin import ORIGIN
 from scalein.spark.row_groups import RowGroups, ScannedFile, TimeColumn, plan_row_groups
 from scalein.spark.streaming.event_time import Clock
 from scalein.spark.text_splits import TextSplits, plan_text
@@ -30,7 +31,7 @@ READ_ALL_TEXT_BYTES = 16 << 20  # of text, which takes several times as long to 
 
 @dataclass(frozen=True)
 class StreamInput:
-    """The columns of a stream that a flow reads."""
+    """The columns of a stream that a flow reads; for dead letters, the last one is `ORIGIN`."""
 
     spark_types: pa.Schema  # in the types in which Spark sends them
     flow_types: pa.Schema
@@ -72,4 +73,6 @@ def scan_of_batch(spark: SparkSession, query_session: SparkSession, query: str, 
 def row_groups_of(files: Sequence[ScannedFile], input: StreamInput, clock: Clock) -> RowGroups | None:
     """The row groups of some files that a batch needs to read, if tasks can read them; else None."""
     time = None if input.time is None else replace(input.time, known=clock.greatest)
+    if ORIGIN in input.spark_types.names:
+        files = [replace(each, values={**each.values, ORIGIN: pa.scalar(each.path)}) for each in files]
     return plan_row_groups(files, input.spark_types, input.conditions, input.flow_types, time)

@@ -6,6 +6,8 @@ after a crash either has had no effect, or is done, and then only its output is 
 
     <checkpoint>/manifests/0000000003-0000000007.json   of the third start, after batch 7: one line of JSON, and a line
                                                         with its checksum; after batch -1: no batch is done
+    <checkpoint>/manifests/0000000003-0000000007-000001.json   the same, revised between batches 7 and 8: output that
+                                                        waited to become visible in larger files does so
     <checkpoint>/manifests/start-0000000003-<id>        claim of a driver, which may write until there is a later start
     <checkpoint>/manifests/stream                       the stream's name over all starts, and the number of the first
     <checkpoint>/state/0000000003-<id>.arrow            runs of the third start; <id> is unique to a task's attempt
@@ -39,9 +41,9 @@ from scalein.storage.local import lock_file
 from scalein.storage.object_store import MANIFESTS, OUTPUT, STATE, Location
 from scalein.storage.publish import seal, unseal
 
-FORMAT = 1
+FORMAT = 2  # 1: no revisions, and no output that waits
 RETAINED = 2
-_NAME = re.compile(r"(?:(\d{10})-)?(-?\d{9,10})\.json")  # without a start in the first version
+_NAME = re.compile(r"(?:(\d{10})-)?(-?\d{9,10})(?:-(\d{6}))?\.json")  # without a start in the first version
 _CLAIM = re.compile(r"start-(\d{10})-\w+")
 _WRITTEN = re.compile(r"(\d{10})-\w+\.\w+")
 _STREAM = f"{MANIFESTS}/stream"
@@ -49,15 +51,17 @@ _STREAM_CONTENT = re.compile(r"([0-9a-f]{8}) (\d+)")
 
 
 class Key(NamedTuple):
-    """The start and the batch of a manifest; the greatest one is valid."""
+    """The start and the batch of a manifest, and its revision; the greatest one is valid."""
 
     start: int
     batch: int  # -1: no batch is done
+    revision: int = 0
 
     @property
     def name(self) -> str:
         start = f"{self.start:010}-" if self.start else ""
-        return f"{MANIFESTS}/{start}{self.batch:010}.json"
+        revision = f"-{self.revision:06}" if self.revision else ""
+        return f"{MANIFESTS}/{start}{self.batch:010}{revision}.json"
 
 
 class Manifests:
@@ -129,7 +133,7 @@ class Manifests:
     def all_keys(self) -> list[Key]:
         """The keys of all manifests; the last one is valid."""
         found = (_NAME.fullmatch(name) for name in self.location.names(MANIFESTS))
-        return sorted(Key(int(match[1] or 0), int(match[2])) for match in found if match)
+        return sorted(Key(int(match[1] or 0), int(match[2]), int(match[3] or 0)) for match in found if match)
 
     def newest(self) -> dict[str, Json] | None:
         """The valid manifest. If it is damaged there is no fallback: Spark will not send its rows again."""
@@ -164,11 +168,16 @@ class Manifests:
             return None
         return self.publish(as_int(last["batch"]), last)
 
-    def publish(self, number: int, content: dict[str, Json]) -> dict[str, Json]:
+    def revise(self, last: dict[str, Json], content: dict[str, Json]) -> dict[str, Json]:
+        """Publish the manifest of the last batch with other content: under another name, nothing is replaced."""
+        return self.publish(as_int(last["batch"]), content, key_of(last).revision + 1)
+
+    def publish(self, number: int, content: dict[str, Json], revision: int = 0) -> dict[str, Json]:
         """Publish the manifest of a batch. An error may also follow the publication, if there is a later start."""
         self.check_not_superseded()
-        found: dict[str, Json] = {**content, "format": FORMAT, "start": self.start, "batch": number}
-        self.location.put(Key(self.start, number).name, seal(found))
+        found: dict[str, Json] = {**content, "format": FORMAT, "start": self.start, "batch": number,
+                                  "revision": revision}  # fmt: skip
+        self.location.put(Key(self.start, number, revision).name, seal(found))
         self.check_not_superseded()
         return found
 
@@ -189,10 +198,10 @@ class Manifests:
 
 
 def key_of(manifest: dict[str, Json]) -> Key:
-    start, batch = manifest.get("start", 0), manifest.get("batch")
-    if not isinstance(start, int) or not isinstance(batch, int):
+    start, batch, revision = manifest.get("start", 0), manifest.get("batch"), manifest.get("revision", 0)
+    if not isinstance(start, int) or not isinstance(batch, int) or not isinstance(revision, int):
         raise ValueError("it has no number")
-    return Key(start, batch)
+    return Key(start, batch, revision)
 
 
 def _start_of(name: str) -> int:

@@ -1,7 +1,7 @@
 """Lookups and merges of sorted blocks of state (`runs.py`), by key.
 
 Both work on whole columns: hashes are searched and sorted by numpy, rows are taken by pyarrow, and values of equal keys
-are combined pair by pair (`combine_partials.py`). Where several keys share a hash, or a block has a key several times,
+are combined pair by pair (`exec/combine.py`). Where several keys share a hash, or a block has a key several times,
 rows are numbered by their keys instead.
 """
 
@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.arrow_rows import taken
-from scalein.spark.streaming.combine_partials import Combiner, scatter
+from scalein.arrow_rows import scattered, taken
+from scalein.exec.combine import Combiner
 from scalein.spark.streaming.runs import BLOCK_ROWS, hashes_of, in_hash_range
 
 
@@ -159,7 +159,7 @@ def _merge_two(large: pa.RecordBatch, small: pa.RecordBatch, keys: Sequence[str]
     found = []
     for name, column in zip(large.schema.names, large.columns, strict=True):
         if name in values:
-            column = scatter(column, positions[old], values[name])
+            column = scattered(column, positions[old], values[name])
         if order is not None:
             column = taken(pa.concat_arrays([column, taken(small.column(name), pa.array(new))]), pa.array(order))
         found.append(column)

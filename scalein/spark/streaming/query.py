@@ -5,7 +5,7 @@ Spark owns the source, its offsets, the numbers of batches and the retries of ta
 decided batch by batch (`inputs.py`).
 
 Threads: Spark's thread calls `_on_batch`; users' threads query and set flags. A daemon thread waits for the end of the
-query, and then releases the checkpoint.
+query, publishes meanwhile what waits for larger files, and then releases the checkpoint.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scalein.errors import ScaleinError, here
+from scalein.errors import BadArgument, ScaleinError, here
 from scalein.spark.batch.apply import select_columns
 from scalein.spark.batch.scan import parallelism
 from scalein.spark.errors import explain_error, explain_jvm_error, translate_errors
-from scalein.spark.row_groups import RowGroups, coded_types
+from scalein.spark.origin import ORIGIN
+from scalein.spark.row_groups import RowGroups, coded_types, plan_row_groups
 from scalein.spark.serialize import BroadcastPlan, serialize
 from scalein.spark.streaming.coordinator import Coordinator, StreamSpec, checked_partitions
 from scalein.spark.streaming.diagnose import why_no_output
 from scalein.spark.streaming.inputs import READ_ALL_BYTES, READ_ALL_TEXT_BYTES, scan_of_batch
+from scalein.spark.streaming.sinks import FunctionCommitter
 from scalein.spark.streaming.tasks import (
     BLOCK_DDL,
     BatchResult,
@@ -47,11 +49,12 @@ if TYPE_CHECKING:
 MAX_CODED_PLANS = 4  # of a stream; each is compiled in every process
 MAX_CODED_PLAN_BYTES = 1 << 20  # it has the static tables of joins once more
 STOP_S = 60.0  # for which a stop waits for the current batch
+PUBLISH_S = 1.0  # between two looks whether output has waited long enough
 # The plan of a batch is fixed: two stages that Spark need not replan. Larger Arrow batches cost less, but a batch of
 # shuffle blocks must stay below the 2 GB of an Arrow binary column.
 _SETTINGS = {"spark.sql.adaptive.enabled": "false", "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
              "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20)}  # fmt: skip
-
+_DESCRIPTION = "spark.job.description"
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _RENAMING_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
@@ -66,7 +69,7 @@ class StreamJob:
     def __init__(self, spec: StreamSpec, stream: DataFrame) -> None:
         self._spec, self._session = spec, stream.sparkSession
         self._error: BaseException | None = None
-        self._is_stopping = False
+        self._is_stopping = self._is_draining = False
         self._is_refused = False  # tasks met files that Spark must read, and more of these may follow
         self._is_cancelled = False  # a stop has cancelled a batch, or prevented one: Spark's error is expected then
         self._batch_thread = 0  # the thread of the current batch
@@ -90,6 +93,8 @@ class StreamJob:
     def _start(self, stream: DataFrame) -> StreamingQuery:
         writer = stream.writeStream.foreachBatch(self._on_batch)
         writer = writer.option("checkpointLocation", self._spec.location.spark_uri("spark"))
+        if self._spec.name is not None:
+            writer = writer.queryName(self._spec.name)
         if self._spec.trigger:
             writer = writer.trigger(**self._spec.trigger)  # type: ignore[call-overload]
         with translate_errors(), _settings(self._session, _log_settings(self._session, self._spec.location)):
@@ -126,7 +131,7 @@ class StreamJob:
 
     def _run_tasks(self, df: DataFrame, batch: MicroBatch, query: str) -> BatchResult:
         """Run the one action of a batch."""
-        with translate_errors():
+        with translate_errors(), _described(df.sparkSession, self._spec.plan.title):
             found = None if self._is_refused else scan_of_batch(self._session, df.sparkSession, query, self._spec.input,
                                                                 batch.clock)
             if found is None:
@@ -139,6 +144,13 @@ class StreamJob:
                 return self._read_by_spark(df, batch)
             found.report_rows(batch_totals([*result.tasks.values()], self._spec.plan.mode)["rows"])
             return replace(result, skipped=skipped)
+
+    def _run_without_rows(self, batch: MicroBatch) -> BatchResult:
+        """Run the tasks that hold the state."""
+        nothing = plan_row_groups((), batch.input_schema)
+        assert nothing is not None
+        with translate_errors(), _described(self._session, f"{self._spec.plan.title}, at the end"):
+            return self._read_files(self._session, batch, nothing)
 
     def _with_dictionaries(self, batch: MicroBatch,
                            row_groups: RowGroups | TextSplits) -> tuple[MicroBatch, RowGroups | TextSplits]:
@@ -157,6 +169,10 @@ class StreamJob:
 
     def _read_by_spark(self, df: DataFrame, batch: MicroBatch) -> BatchResult:
         """Run a batch whose rows Spark reads."""
+        if self._spec.plan.has_origin:
+            from pyspark.sql.functions import input_file_name
+
+            df = df.withColumn(ORIGIN, input_file_name())
         with _settings(df.sparkSession, _SETTINGS):
             return self._collect(select_columns(df, self._spec.input.flow_types.names), self._first_task(batch), batch,
                                  "spark")
@@ -191,15 +207,22 @@ class StreamJob:
         """Use so many partitions from the next batch on. No state is moved for that, unless `migration` says so."""
         self._coordinator.partitions = checked_partitions(partitions, here())
 
-    def stop(self) -> None:
+    def stop(self, *, drain: bool = False) -> None:
         """End the stream after the current batch, or in the middle of one that takes longer than a minute: that batch
         will be repeated. Started with the same checkpoint, the stream resumes.
+
+        `drain=True` waits for the current batch, and then gives the results of all windows that are open. They stay
+        closed: if the stream is started again, rows in them are late, also those that Spark had not handed over yet.
         """
+        if drain and self._spec.committers["out"].kind == FunctionCommitter.kind:
+            raise BadArgument("a sink function knows results by the number of their batch, and a drain has none",
+                              at=here(), hint='use a sink such as si.to_parquet("out/"), or stop()')
         self._is_stopping = True
+        self._is_draining = self._is_draining or drain
         if self._batch_thread == threading.get_ident():  # called by a sink's function, whose batch must end first
             threading.Thread(target=self.stop, name="scalein stop", daemon=True).start()
             return
-        is_between_batches = self._batch_lock.acquire(timeout=STOP_S)
+        is_between_batches = self._batch_lock.acquire(timeout=-1 if self._is_draining else STOP_S)
         try:
             if not self._ended.is_set():
                 self._is_cancelled = self._is_cancelled or not is_between_batches
@@ -212,8 +235,7 @@ class StreamJob:
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the stream has ended, or so many seconds; raises the error that ended it."""
-        self._ended.wait(timeout)
-        if self.exception is not None:
+        if self._ended.wait(timeout) and self.exception is not None:
             raise self.exception
 
     def await_termination(self, timeout: float | None = None) -> bool:
@@ -223,16 +245,22 @@ class StreamJob:
 
     @property
     def last_progress(self) -> dict[str, object] | None:
-        """Metrics of the last batch; None before the first one since this start.
+        """Metrics of the checkpoint's last batch, which may be one of an earlier start; None before the first.
 
-        `batch_id` is Spark's number of the batch, and `partitions` the number of tasks that held its state. Of this
-        batch are `rows_in` and `rows_out`, `late_rows` (whose windows were all closed), `failed_rows` (that went to the
-        sink of `on_error=`), `timeless_rows` (without an event time, so in no window), `duration_s` (seconds, the
-        commit included) and `read_by`: "tasks" if compiled tasks read the files themselves, "spark" if rows came out of
-        the JVM; of `rows_in`, those in `row_groups_skipped` row groups of the files were not read, since none of them
-        passes the flow's filters. After this batch are `watermark` (in units of the time column), `state_files` and
-        `state_bytes` (of the checkpoint's current state), and `outlier_rows`, counted since the first batch of the
-        checkpoint: rows whose time was too far ahead of the others to move the watermark.
+        batch     `batch_id`, Spark's number of it, and `name`, that of the query; `partitions`, the number of tasks
+                  that held its state; `duration_s`, and of these `phases_s`: tasks, prepare (output), publish (the
+                  manifest: the commit point), commit (output becomes visible), cleanup. Both are empty for a batch of
+                  an earlier start.
+        rows      `rows_in` and `rows_out`, `late_rows` (whose windows were all closed), `failed_rows` (that went to the
+                  sink of `on_error=`), `timeless_rows` (without an event time, so in no window). `read_by` is "tasks"
+                  if compiled tasks read the files themselves, "spark" if rows came out of the JVM; of `rows_in`, those
+                  in `row_groups_skipped` row groups of the files were not read, since none of them passes the flow's
+                  filters.
+        time      after the batch: `watermark`, in units of the time column, and `watermark_time`, the same as text;
+                  where there is none, `why_no_watermark` says why. `outlier_rows` counts, since the first batch of the
+                  checkpoint, rows whose time was too far ahead of the others to move the watermark.
+        state     after the batch: `state_rows`, `state_bytes` and `state_files`. A group may have rows in several
+                  files, until these are merged.
         """
         return self._coordinator.progress
 
@@ -240,7 +268,12 @@ class StreamJob:
         """Why nothing has come out since the start, in a few sentences: no rows, the watermark, outliers."""
         if self.exception is not None:
             return f"The stream has failed: {self.exception}"
-        return why_no_output(self._coordinator, self._spec.plan)
+        return why_no_output(self._coordinator, self._spec.plan, self.status)
+
+    @property
+    def name(self) -> str | None:
+        """The name of Spark's query, as in `spark.streams.active` and in its UI."""
+        return self._spec.name
 
     @property
     def exception(self) -> BaseException | None:
@@ -266,16 +299,35 @@ class StreamJob:
         return self._query
 
     def __repr__(self) -> str:
+        name = "" if self.name is None else f"{self.name!r}, "
         done = "no batch yet" if self.last_progress is None else f"batch {self.last_progress['batch_id']}"
-        return f"StreamJob({self.status}, {done}, {self._coordinator.partitions} partitions)"
+        return f"StreamJob({name}{self.status}, {done}, {self._coordinator.partitions} partitions)"
 
     # ---
 
-    def _watch(self) -> None:
-        """Wait for the end of the query, and release the checkpoint."""
+    def _publish_waiting(self) -> None:
+        """Publish what has waited long enough; if that fails, the stream ends."""
         try:
+            self._coordinator.publish_waiting()
+        except BaseException as error:
+            self._record_error(error)
+            self._query.stop()
+
+    def _watch(self) -> None:
+        """Wait for the end of the query, publish what waits, and release the checkpoint."""
+        try:
+            if (every_s := self._spec.files_every_s) is not None:
+                while not self._query.awaitTermination(max(0.05, min(every_s, PUBLISH_S))):  # type: ignore[arg-type]
+                    self._publish_waiting()
             self._query.awaitTermination()
         except BaseException as error:
+            self._record_error(error)
+        try:
+            if self._is_draining and self._error is None:
+                self._coordinator.drain(self._run_without_rows, self._session)
+            self._coordinator.publish_waiting(is_end=True)
+        except BaseException as error:
+            self._is_cancelled = False  # it is no error of Spark's
             self._record_error(error)
         try:
             self._coordinator.close()
@@ -305,6 +357,18 @@ def _log_settings(spark: SparkSession, location: Location) -> dict[str, str]:
     except (Py4JError, TypeError):  # Spark before 4.1 has it elsewhere
         return {}
     return {_FILE_MANAGER: _RENAMING_MANAGER}
+
+
+@contextmanager
+def _described(spark: SparkSession, flow: str) -> Iterator[None]:
+    """Add the flow to the description of jobs in Spark's UI, which has the query and the batch."""
+    context = spark.sparkContext
+    own = context.getLocalProperty(_DESCRIPTION)
+    context.setLocalProperty(_DESCRIPTION, f"{own}\n{flow}" if own else flow)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, own)  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from scalein.exec.fragments import placeholder
 from scalein.exec.operator import filtered
 from scalein.ir import ops
 from scalein.ir.exprs import Agg, Col, Named, NamedAgg
-from scalein.ir.partials import two_phase
+from scalein.ir.partials import is_mergeable, two_phase
 from scalein.ir.physical import Scan, WindowAggregate
 from scalein.ir.printer import aggregate_texts
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
@@ -56,7 +56,9 @@ def read_state(checkpoint: object) -> pa.Table:
             state = found["state"]
             if state is None:
                 raise BadArgument("the flow of this checkpoint has no state: it works row by row", at=at, file=location)
-            blocks = [block for run in as_list(found["runs"]) for block in read_run(location, Run.from_json(run))]
+            columns = _schema(as_map(state)["columns"])
+            blocks = [block for run in as_list(found["runs"])
+                      for block in read_run(location, Run.from_json(run), columns)]
             return _finish(as_map(state), blocks, found["watermark"])
         except (KeyError, ValueError, TypeError) as error:
             raise Damaged("a manifest has unexpected content", file=location.uri_of("manifests"),
@@ -169,6 +171,8 @@ def _group(state: dict[str, Json], window: list[int] | None, columns: pa.Schema)
     key_columns = tuple(Key(field.name, from_arrow_type(field.type), field.nullable) for field in keys
                         if window is None or field.name != "window_start")
     window_op = None if window is None else Window(Col("window_start", typed["window_start"], False), *window)
+    if not all(map(is_mergeable, accs)):
+        raise ValueError(f"accumulators that cannot be merged: {[acc.kind.value for acc in accs]}")
     table = Table(key_columns, tuple(accs), outputs, Slicing.NONE if window_op is None else Slicing.KEY, window_op,
                   0 if window is None else gcd(*window))
     source = ops.Source("partials", columns, tuple(columns.names))

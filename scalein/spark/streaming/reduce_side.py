@@ -16,16 +16,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scalein.arrow_rows import scattered
 from scalein.compiler import compile_flow
+from scalein.errors import ComputeError
 from scalein.exec.aggregate_operator import aggregate_node
 from scalein.exec.changelog import OP, Changelog
+from scalein.exec.combine import Combiner
+from scalein.exec.error_location import located
 from scalein.exec.event_time import as_integers
 from scalein.exec.operator import Context, filtered
 from scalein.ir.partials import TwoPhase, two_phase
 from scalein.options import Options
 from scalein.spark.key_groups import KEY_GROUPS
 from scalein.spark.shuffle import key_hashes
-from scalein.spark.streaming.combine_partials import Combiner, scatter
 from scalein.spark.streaming.event_time import Clock
 from scalein.spark.streaming.merge_runs import Match, key_numbers, look_up, merge_blocks, take_rows
 from scalein.spark.streaming.runs import (
@@ -75,7 +78,7 @@ class Reducer:
                 write(self._plan.changelog_rows(batch))
         runs = [run for run in given.runs if not _is_expired(run, first_open)]
         runs, migrating = self._migrating(runs, given, new, location)
-        opened = [read_run(location, run) for run in runs]
+        opened = [read_run(location, run, self._plan.state_schema) for run in runs]
         sizes = [sum(block.num_rows for block in blocks) for blocks in opened]
         chosen = choose_to_merge(sizes, new.num_rows) | migrating
         chosen |= {k for k, run in enumerate(runs) if _is_half_expired(run, first_open)}
@@ -111,7 +114,7 @@ class Reducer:
         found, migrating = list[Run](), set[int]()
         for run in runs:
             rest: list[Run] = []
-            if sum(block.num_rows for block in read_run(location, run)) < run.rows:
+            if sum(block.num_rows for block in read_run(location, run, self._plan.state_schema)) < run.rows:
                 run, rest = hottest_range(run, width, rows)
                 migrating.add(len(found))
             found += [run, *rest]
@@ -161,7 +164,7 @@ class Reducer:
             return
         end, first = lateness.last_end(after), None if before is None else lateness.least_open(before)
         candidates = [new, *(block for run in given.runs if run.oldest is not None and run.oldest < end
-                             for block in read_run(location, run))]
+                             for block in read_run(location, run, self._plan.state_schema))]
         closing = []
         for block in candidates:
             starts = as_integers(block.column(slices))
@@ -200,12 +203,20 @@ class Reducer:
         if self._plan.mode == "distinct":
             unseen = filtered(after, pa.array(~existed)).select(self._map_reduce.shuffle_schema.names)
             return map(self._plan.changelog_rows, self._map_reduce.final([unseen], self._options))
-        if self._changes.is_one_to_one and (groups := combiner.finish(after)) is not None:
+        if self._changes.is_one_to_one and (groups := self._finish(after)) is not None:
             return self._changelog(groups, existed)
         before = after
         if not self._changes.is_one_to_one:
             before = self._state_before(new, [*(each for blocks in opened for each in look_up(new, blocks, keys))])
         return iter(self._changes.between(before, after, existed))
+
+    def _finish(self, groups: pa.RecordBatch) -> pa.RecordBatch | None:
+        assert self._combiner is not None
+        assert self._two_phase is not None
+        try:
+            return self._combiner.finish(groups)
+        except ComputeError as error:
+            raise located(error, self._plan.fragment.op, self._two_phase.final) from None
 
     def _changelog(self, groups: pa.RecordBatch, existed: np.ndarray) -> Rows:
         """The changelog of groups, if the ops downstream of the aggregation give one row for each, in order."""
@@ -256,7 +267,7 @@ class Reducer:
     def _changes(self) -> Changelog:
         two = self._two_phase
         final = aggregate_node(compile_flow(self._map_reduce.state_over_shuffled)) if two is None else two.final
-        context = Context(self._options, Path(), lambda rows: None, False, lambda rows: None, None, 0)
+        context = Context(self._options, Path(), lambda rows: None, False, lambda rows: None, None)
         return Changelog(self._plan.fragment, final, context)
 
 
@@ -272,7 +283,7 @@ def _is_half_expired(run: Run, first_open: int | None) -> bool:
 
 
 def _with_values(rows: pa.RecordBatch, positions: np.ndarray, values: dict[str, pa.Array]) -> pa.RecordBatch:
-    columns = [scatter(column, positions, values[name]) if name in values else column
+    columns = [scattered(column, positions, values[name]) if name in values else column
                for name, column in zip(rows.schema.names, rows.columns, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 

@@ -23,17 +23,18 @@ Open files are cached per process; one thread at a time uses the cache (Spark's 
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_rows import taken
+from scalein.arrow_rows import as_numpy, taken, verified
 from scalein.errors import Damaged
 from scalein.exec.event_time import as_integers
 from scalein.spark.key_groups import KEY_GROUPS
@@ -46,6 +47,7 @@ MIGRATION_STEPS = 8  # batches in which a hybrid migration moves a task's key gr
 MIGRATIONS = ("lazy", "eager", "hybrid")
 MERGE_RATIO = 4  # a run is merged if it has up to so many times the rows merged so far
 _MAX_OPEN_FILES = 64  # of a process; their memory is in the page cache
+_NAME = re.compile(rf"{STATE}/[\w-]+\.arrow")
 _GROUP_MASK = np.uint64(0xFF << 56)
 _MIX = np.uint64(0x9E3779B185EBCA87)
 
@@ -82,10 +84,15 @@ class Run:
     def from_json(content: Json) -> Run:
         file, first, last, rows, size, total, oldest, newest, *rest = as_list(content)
         blocks = [Block(*map(as_int, as_list(each))) for some in rest for each in as_list(some)]
-        first, last = as_int(first), as_int(last)
+        first, last, size = as_int(first), as_int(last), as_int(size)
         if not 0 <= first < last <= KEY_GROUPS:
             raise ValueError(f"no range of key groups: {first}, {last}")
-        return Run(as_text(file), first, last, as_int(rows), as_int(size), as_int(total),
+        if not _NAME.fullmatch(as_text(file)):
+            raise ValueError(f"no file of state: {file!r:.100}")
+        ends = [0, *(place for block in blocks for place in block[:2]), size]
+        if any(end < start for start, end in pairwise(ends)):
+            raise ValueError("blocks are not one after the other")
+        return Run(as_text(file), first, last, as_int(rows), size, as_int(total),
                    None if oldest is None else as_int(oldest), None if newest is None else as_int(newest),
                    tuple(blocks))
 
@@ -160,13 +167,15 @@ class _BadChecksum(Exception):
 class _RunFile:
     """A mapped file, and its blocks that were verified."""
 
-    def __init__(self, data: pa.Buffer, run: Run) -> None:
+    def __init__(self, data: pa.Buffer, run: Run, schema: pa.Schema) -> None:
         end = run.blocks[-1].end if run.blocks else 0
         if data.size != run.size_bytes or zlib.crc32(data.slice(end)) != run.sum:
             raise _BadChecksum
         self._data, self._reader = data, pa.ipc.open_file(data)
-        self._blocks = run.blocks
+        self._blocks, self._schema = run.blocks, schema_with_hash(schema)
         self._verified: dict[int, pa.RecordBatch] = {}
+        if run.blocks and self._reader.num_record_batches != len(run.blocks):
+            raise pa.ArrowInvalid(f"{self._reader.num_record_batches} blocks instead of {len(run.blocks)}")
 
     def within(self, first: int, last: int) -> list[pa.RecordBatch]:
         """Its blocks that may have rows of the key groups [first, last)."""
@@ -179,27 +188,38 @@ class _RunFile:
                 start, end, checksum = self._blocks[number][:3]
                 if zlib.crc32(self._data.slice(start, end - start)) != checksum:
                     raise _BadChecksum
-            self._verified[number] = self._reader.get_batch(number)
+            self._verified[number] = self._sorted(verified(self._reader.get_batch(number), self._schema), number)
         return self._verified[number]
+
+    def _sorted(self, block: pa.RecordBatch, number: int) -> pa.RecordBatch:
+        """The block, if its rows are in the order of their hashes, and of the key groups that the manifest names."""
+        hashes = as_numpy(block.column(HASH))
+        groups = [int(each) >> 56 for each in hashes[[0, -1]]] if len(hashes) else []
+        if (hashes[1:] < hashes[:-1]).any() or (groups and self._blocks and groups != [*self._blocks[number][3:]]):
+            raise pa.ArrowInvalid("its rows are not in the order of their hashes")
+        return block
 
 
 _open_files: OrderedDict[str, _RunFile] = OrderedDict()
 
 
-def read_run(location: Location, run: Run) -> list[pa.RecordBatch]:
-    """The valid rows of a run, memory-mapped, in the order of their hashes; a block is verified at its first read."""
+def read_run(location: Location, run: Run, schema: pa.Schema) -> list[pa.RecordBatch]:
+    """The valid rows of a run, memory-mapped, in the order of their hashes: columns of the schema, after the hash.
+
+    A block is verified at its first read.
+    """
     name = location.uri_of(run.file)
     try:
         try:
-            blocks = _open_run(location, run, name).within(run.first, run.last)
+            blocks = _open_run(location, run, name, schema).within(run.first, run.last)
         except _BadChecksum:
             _open_files.pop(name, None)
             if not location.drop_local_copy(run.file):
                 raise
-            blocks = _open_run(location, run, name).within(run.first, run.last)
+            blocks = _open_run(location, run, name, schema).within(run.first, run.last)
     except _BadChecksum:
         raise Damaged("a file of a stream's state is not what was written", file=name) from None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, IndexError, OverflowError, pa.ArrowException) as error:
         raise Damaged("a file of a stream's state cannot be read", file=name, found=error) from error
     if (run.first, run.last) == (0, KEY_GROUPS):
         return blocks
@@ -207,9 +227,9 @@ def read_run(location: Location, run: Run) -> list[pa.RecordBatch]:
     return [rows for block in blocks if (rows := in_hash_range(block, start, end)).num_rows]
 
 
-def _open_run(location: Location, run: Run, name: str) -> _RunFile:
+def _open_run(location: Location, run: Run, name: str, schema: pa.Schema) -> _RunFile:
     if name not in _open_files:
-        _open_files[name] = _RunFile(location.map_file(run.file), run)
+        _open_files[name] = _RunFile(location.map_file(run.file), run, schema)
         while len(_open_files) > _MAX_OPEN_FILES:
             _open_files.popitem(last=False)
     _open_files.move_to_end(name)

@@ -1,16 +1,18 @@
 """Sinks of a stream: how tasks write rows, and how the driver makes them visible.
 
-    our file sinks   tasks stage and sync files under unique names; the driver renames those of successful tasks
+    our file sinks   tasks stage and sync files under unique names; the driver renames those of successful tasks, or
+                     with `files_every=` joins those of several batches, and renames what it has written
     other sinks      rows are sent to the driver, which writes them through the sink's two phases
     a function       tasks write Parquet files into the checkpoint; the driver calls `function(df, batch_id)` over them
 
 A picklable `TaskSink` opens a `TaskWriter` in each task; what this returns at its end is JSON, and blocks of rows. A
-`Committer` is the driver's part, for results ("out"), late rows ("late") and failed rows ("failed"). One thread uses a
-writer or a committer.
+`Committer` is the driver's part, for results ("out"), late rows ("late") and failed rows ("failed"). One thread at a
+time uses a writer or a committer.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from scalein.connectors.base import Sink
-from scalein.connectors.sinks.files import FileSink
+from scalein.connectors.sinks.files import FileSink, staged_files, waiting_files
 from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import ScaleinError, SourceLoc, WriteFailed
 from scalein.spark.shuffle import decode_block, encode_block
@@ -188,15 +190,30 @@ class Committer(Protocol):
     def files(self, prepared: Json) -> list[str]:
         """The files of the checkpoint that the output needs."""
 
+    def publish_waiting(self, is_end: bool) -> Json:
+        """The entry with which rows of committed batches become visible that wait for it; None if it is not time."""
+
     def close(self) -> None: ...
 
 
-class FileCommitter:
-    """A file sink for which tasks stage files."""
+_FILES = "files "
 
-    def __init__(self, sink: FileSink, schema: pa.Schema, role: str) -> None:
-        self.kind = f"files {sink.path}"  # a sink of another folder cannot commit what is staged in this one
+
+class FileCommitter:
+    """A file sink for which tasks stage files.
+
+    With `files_every_s`, the staged files of batches wait: the manifest names them, and no reader sees them. When they
+    have waited for so long, or are as large as a file should be, they are joined, and what is joined becomes visible.
+    What was joined is removed after the manifest that names the result is published. Files that an earlier start has
+    left become visible as they are, since this one may write other columns or another format.
+    """
+
+    def __init__(self, sink: FileSink, schema: pa.Schema, role: str, files_every_s: float | None) -> None:
+        self.kind = f"{_FILES}{sink.path}"  # a sink of another folder cannot commit what is staged in this one
         self._sink, self._schema, self._role, self._job, self._commits = sink, schema, role, "", 0
+        self._every_s, self._since = files_every_s, 0.0  # of the first file that waits, by the monotonic clock
+        self._last: Json = None  # the last entry that was committed
+        self._is_earlier = False  # that is one of an earlier start
         self.task_sink: TaskSink = StagedFiles(sink, schema, role)
 
     def claim(self, run: str, checkpoint: str) -> None:
@@ -206,22 +223,48 @@ class FileCommitter:
         prefix = _role_prefix(next_prefix, self._role)
         self._job = prefix.partition("-")[0]
         self._sink.open(self._schema, committed, prefix)
+        self._last, self._is_earlier = committed, True
 
     def prepare(self, prefix: str, results: list[Json], blocks: list[pa.Buffer]) -> Json:
         self._sink.prepare()  # syncs the directories in which files of the previous batch were renamed
-        return self._sink.epoch_of(_role_prefix(prefix, self._role), results)
+        epoch, waiting = self._sink.epoch_of(_role_prefix(prefix, self._role), results), waiting_files(self._last)
+        if self._every_s is None:
+            return epoch
+        is_due = self._is_due(waiting) or self._sink.is_full([*waiting, *staged_files(epoch)])
+        waiting += staged_files(epoch)
+        return (self._sink.epoch_of_waiting(epoch, waiting, joins=True) if is_due
+                else self._sink.epoch_with_waiting(epoch, waiting))
+
+    def _is_due(self, waiting: list[str]) -> bool:
+        """Whether files have waited long enough."""
+        return bool(waiting) and self._every_s is not None and time.monotonic() - self._since >= self._every_s
+
+    def publish_waiting(self, is_end: bool) -> Json:
+        waiting = waiting_files(self._last)
+        if not waiting or not (is_end or self._is_due(waiting)):
+            return None
+        self._sink.prepare()
+        return self._sink.epoch_of_waiting(self._last, waiting, joins=not self._is_earlier)
 
     def commit(self, prepared: Json, spark: SparkSession | None, batch: int) -> None:
         self._sink.commit(prepared)
+        if not waiting_files(self._last):
+            self._since = time.monotonic()
+        self._last, self._is_earlier = prepared, False
         self._commits += 1
         if self._commits % CLEANUP_EVERY == 0:
-            self._sink.remove_staged(f"{self._job}-{batch}")
+            self._sink.remove_staged(f"{self._job}-{batch}", waiting_files(prepared))
 
     def files(self, prepared: Json) -> list[str]:
         return []
 
     def close(self) -> None:
         self._sink.close()
+
+
+def has_waiting(kind: str, prepared: Json) -> bool:
+    """Whether an entry of a manifest has output that is not visible yet, and waits for a later batch."""
+    return kind.startswith(_FILES) and bool(waiting_files(prepared))
 
 
 class DriverCommitter:
@@ -248,6 +291,9 @@ class DriverCommitter:
 
     def files(self, prepared: Json) -> list[str]:
         return []
+
+    def publish_waiting(self, is_end: bool) -> Json:
+        return None
 
     def close(self) -> None:
         self._sink.close()
@@ -289,14 +335,18 @@ class FunctionCommitter:
             raise WriteFailed(f"the sink function {name} raised {type(error).__name__}", found=error,
                               batch=batch) from error
 
+    def publish_waiting(self, is_end: bool) -> Json:
+        return None
+
     def close(self) -> None:
         pass
 
 
-def make_committer(sink: object, schema: pa.Schema, role: str, location: Location, at: SourceLoc) -> Committer:
+def make_committer(sink: object, schema: pa.Schema, role: str, location: Location, at: SourceLoc,
+                   files_every_s: float | None = None) -> Committer:
     """The committer of the user's sink."""
     if isinstance(sink, FileSink):
-        return FileCommitter(sink, schema, role)
+        return FileCommitter(sink, schema, role, files_every_s)
     if isinstance(sink, Sink):
         return DriverCommitter(sink, schema, role)
     assert callable(sink)

@@ -9,9 +9,13 @@ import pyarrow as pa
 
 from scalein.api.flow import Flow
 from scalein.connectors.base import Sink
+from scalein.connectors.sinks.files import FileSink
+from scalein.durations import Duration, seconds
 from scalein.errors import BadArgument, SourceLoc, here, locating, type_name
+from scalein.exec.dead_letters import dead_letter_schema
 from scalein.ir.passes.null_on_error import null_on_error
 from scalein.spark.file_scan import are_columns_plain
+from scalein.spark.origin import with_origin
 from scalein.spark.serialize import read_static_tables
 from scalein.spark.streaming.coordinator import StreamSpec, checked_partitions
 from scalein.spark.streaming.inputs import StreamInput
@@ -29,9 +33,10 @@ if TYPE_CHECKING:
 _TRIGGERS = ("processingTime", "availableNow", "once")
 
 
-def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, partitions: int = 8,
-          trigger: str | Mapping[str, object] | None = None, emit: str = "final", late: object = "drop",
-          on_error: object = "raise", migration: str = "lazy") -> StreamJob:
+def start(q: Flow, stream_df: DataFrame, *, sink: object = None, checkpoint: object = None, partitions: int = 8,
+          name: str | None = None, trigger: str | Mapping[str, object] | None = None, emit: str = "final",
+          late: object = "drop", on_error: object = "raise", migration: str = "lazy",
+          files_every: Duration | None = None) -> StreamJob:
     """Run a flow on a stream of Spark, in the background: `wait()` for its end, `stop()` it, `scale(n)` it meanwhile.
 
     The flow begins with `si.flow(schema)` and has at most one aggregation or `distinct()`; joins are with static
@@ -46,17 +51,25 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
     `sink` is one of scalein's (`si.to_parquet("out/")`: written by the executors, visible batch by batch), any other
     with its methods (its rows are sent to the driver), or a function of a DataFrame and the batch's number, as
     `foreachBatch` takes it: after a crash it may be called again with both. `trigger` is as in Spark:
-    `{"processingTime": "5 seconds"}`, or that text alone, or `{"availableNow": True}`.
+    `{"processingTime": "5 seconds"}`, or that text alone, or `{"availableNow": True}`: the stream ends when it has
+    taken what is there now. `name` is that of Spark's query, in `spark.streams.active` and in its UI; no other query of
+    the session that is active may have it.
+
+    Each batch writes at least one file for each partition that has results, so that a stream with short batches leaves
+    many small ones. `files_every="1m"` collects the rows of several batches in file sinks: they are durable with their
+    batch, and become visible in few files (of up to the sink's `roll` bytes) a minute later, or as soon as they fill a
+    file, or when the stream ends. Whoever reads the folder sees each row once, at any moment. The driver joins the
+    files, except for large ones, which only get their names.
 
     `emit` is "final" (a window when the watermark has passed its end) or "changes" (each group that a batch has
     changed, with a column `op`: insert, update or delete). `late` is "drop", "error", or a sink for rows that arrive
-    after all their windows have closed. A stream never ends by itself, so it does not close its last windows. If
-    nothing comes out, `job.why_no_output()` says why.
+    after all their windows have closed. A stream never ends by itself, so it does not close its last windows;
+    `job.stop(drain=True)` does. If nothing comes out, `job.why_no_output()` says why.
 
     A row in which an expression fails ends the stream, and would end it again at each start (`on_error="raise"`).
-    "null" gives null where an expression fails; a sink receives the rows that fail, with the columns that the flow
-    reads, and the others pass. An expression that fails downstream of an aggregation ends the stream: it belongs to no
-    single row.
+    "null" gives null where an expression fails; a sink receives the rows that fail as dead letters, and the others
+    pass: all columns of the row, the reason (`error`), and its file (`bad_file`; the number of the batch where rows are
+    not from files). An expression that fails downstream of an aggregation ends the stream: it belongs to no single row.
     """
     at = here()
     if not isinstance(q, Flow):
@@ -71,30 +84,42 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
     if not isinstance(sink, Sink) and not callable(sink):
         raise BadArgument("sink takes a sink, or a function of a DataFrame and a batch's number", at=at,
                           found=repr(sink), hint='for example si.to_parquet("out/"), or lambda df, batch: ...')
+    if checkpoint is None:
+        raise BadArgument("a stream on Spark needs a checkpoint, which holds its state", at=at,
+                          hint='checkpoint="folder", or an address that all machines reach, like "s3://...": one of '
+                               "its own for each stream")
+    _check_name(name, stream_df, at)
+    files_every_s = None if files_every is None else seconds(files_every, "argument files_every", at)
+    if files_every_s is not None and not isinstance(sink, FileSink):
+        raise BadArgument("files_every is about the files of a sink, and this sink writes none", at=at,
+                          found=repr(sink), hint='for example si.to_parquet("out/")')
     if late_policy == error_policy == "sink" and late is on_error:
         raise BadArgument("one sink cannot take two kinds of rows", at=at, hint="give each its own")
-    for name, argument, policy in (("late", late, late_policy), ("on_error", on_error, error_policy)):
+    for role, argument, policy in (("late", late, late_policy), ("on_error", on_error, error_policy)):
         if policy == "sink" and (not isinstance(argument, Sink) or argument is sink):
-            raise BadArgument(f"{name} takes a sink of its own", at=at, found=repr(argument),
-                              hint=f'for example si.to_parquet("{"late" if name == "late" else "failed"}/")')
+            raise BadArgument(f"{role} takes a sink of its own", at=at, found=repr(argument),
+                              hint=f'for example si.to_parquet("{"late" if role == "late" else "failed"}/")')
     location = parse_location(checkpoint, at)
     input_schema = check_input_schema(unbound_source(q.op, at).arrow, stream_df.schema, at)
     op = read_static_tables(with_input_types(q.op, input_schema), at)
     plan = StreamPlan(null_on_error(op) if error_policy == "null" else op, emit, late_policy, error_policy, at)
-    committers = {"out": make_committer(sink, plan.schema, "out", location, at)}
+    committers = {"out": make_committer(sink, plan.schema, "out", location, at, files_every_s)}
     if late_policy == "sink":
         if plan.window is None:
             raise BadArgument("late rows are those whose windows have closed, and the flow has no windows", at=at)
-        committers["late"] = make_committer(late, plan.late_schema, "late", location, at)
+        committers["late"] = make_committer(late, plan.late_schema, "late", location, at, files_every_s)
     reads = pa.schema([input_schema.field(name) for name in plan.reads])
-    check_clocks(reads, stream_df.schema, session_zone(stream_df.sparkSession), at)
+    check_clocks([reads.field(name) for name in plan.computed_from], stream_df.schema,
+                 session_zone(stream_df.sparkSession), at)
     if error_policy == "sink":
-        committers["failed"] = make_committer(on_error, reads, "failed", location, at)
-    spark_types = arrow_schema(stream_df.schema, at, reads.names)
-    input = StreamInput(spark_types, reads, plan.scan_conditions, plan.skipped_time,
+        letters = dead_letter_schema(reads)
+        committers["failed"] = make_committer(on_error, letters, "failed", location, at, files_every_s)
+    types = arrow_schema(stream_df.schema, at, reads.names), reads
+    spark_types, flow_types = map(with_origin, types) if plan.has_origin else types
+    input = StreamInput(spark_types, flow_types, plan.scan_conditions, plan.skipped_time,
                         are_columns_plain(stream_df.schema, reads.names))
     spec = StreamSpec(plan, input, committers, location, checked_partitions(partitions, at),
-                      _trigger(trigger, stream_df, at), migration, at)
+                      _trigger(trigger, stream_df, at), migration, at, name, files_every_s)
     with locating(at):
         return StreamJob(spec, stream_df)
 
@@ -105,6 +130,16 @@ def _policy(name: str, argument: object, policies: tuple[str, str], at: SourceLo
         raise BadArgument(f"{name} has no such policy", at=at, found=repr(argument),
                           has=", ".join(map(repr, policies)) + ", or a sink")
     return argument if isinstance(argument, str) else "sink"
+
+
+def _check_name(name: object, df: DataFrame, at: SourceLoc) -> None:
+    if name is None:
+        return
+    if not isinstance(name, str) or not name.strip():
+        raise BadArgument("name takes a text that is not empty", at=at, found=repr(name))
+    if any(query.name == name for query in df.sparkSession.streams.active):
+        raise BadArgument(f"a query with the name {name!r} is active in this session", at=at,
+                          hint="stop that one first, or give another name")
 
 
 def _check_stream(df: object, at: SourceLoc) -> None:

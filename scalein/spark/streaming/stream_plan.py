@@ -29,6 +29,7 @@ from scalein.exec.bounded import Program
 from scalein.exec.changelog import OP, changelog_rows
 from scalein.exec.changelog import check as check_changes
 from scalein.exec.compatibility import signature
+from scalein.exec.dead_letters import dead_letter, dead_letter_schema
 from scalein.exec.event_time import NO_TIMES, TimeSummary, extent, max_gap_of, merge_summaries, summarize
 from scalein.exec.fragments import Fragment, SourceEdge, cut, over, placeholder
 from scalein.exec.lateness import Lateness
@@ -36,9 +37,11 @@ from scalein.exec.operator import Context, FragmentRunner, Morsel, reads
 from scalein.exec.scan_predicates import scan_conditions
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
+from scalein.ir.printer import dump
 from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.options import Options
 from scalein.spark.map_reduce import MapReduce
+from scalein.spark.origin import ORIGIN, file_of_origin, without_origin
 from scalein.spark.row_groups import TimeColumn, coded_types
 from scalein.spark.streaming.event_time import Clock
 from scalein.storage.checked_json import Json
@@ -56,7 +59,8 @@ class MapSummary:
     failed_rows: int = 0
     times: TimeSummary = NO_TIMES
     late: list[pa.RecordBatch] = field(default_factory=list)  # if late rows have a sink
-    failed: list[pa.RecordBatch] = field(default_factory=list)
+    failed: list[pa.RecordBatch] = field(default_factory=list)  # dead letters
+    origin: str | None = None  # of rows that are not from files
 
     def to_json(self) -> dict[str, Json]:
         return {"rows": self.rows, "timeless": self.timeless, "late_rows": self.late_rows,
@@ -81,8 +85,8 @@ class StreamPlan:
                 raise BadArgument('emit="changes" does not support sliding windows on Spark yet', at=at,
                                   step="group_by", hint='use tumbling windows, or emit="final"')
         self.sends_late = late == "sink"
-        dtype = None if self.watermark_op is None else edge.timed.schema[self.watermark_op.column].dtype
-        self.max_gap = None if dtype is None else max_gap_of(dtype)
+        self.time_type = None if self.watermark_op is None else edge.timed.schema[self.watermark_op.column].dtype
+        self.max_gap = None if self.time_type is None else max_gap_of(self.time_type)
 
     def __reduce__(self) -> tuple[object, ...]:
         return StreamPlan, (self._op, self.emit, self._late, self._on_error, self._at)
@@ -115,6 +119,17 @@ class StreamPlan:
             raise BadArgument("windows over an endless stream never close without a watermark", at=self._at,
                               step="group_by", hint="with_watermark(column, delay) at the beginning of the flow")
         return "closing"
+
+    @property
+    def title(self) -> str:
+        """The flow in one line: its last step.
+
+        >>> import scalein as si
+        >>> flow = si.flow({"k": int}).group_by("k").agg(n=si.count())
+        >>> StreamPlan(flow.op, "changes", "drop", "raise", flow.op.at).title
+        'scalein: Aggregate by k: n = count()'
+        """
+        return f"scalein: {dump(self._op).splitlines()[0].partition('  -> ')[0]}"
 
     # --- schemas and columns
 
@@ -173,7 +188,7 @@ class StreamPlan:
         if self.window is None:
             return None
         names = self.late_schema.names if self.sends_late else self._aggregated_columns
-        return Lateness(self.fragment, self.window, 0, names)
+        return Lateness(self.fragment, self.window, names)
 
     @cached_property
     def _aggregated_columns(self) -> list[str]:
@@ -184,8 +199,18 @@ class StreamPlan:
         names = self.fragment.before.schema.names
         return [name for name in names if name in used] or names[:1]
 
+    @property
+    def has_origin(self) -> bool:
+        """Whether rows have a column `ORIGIN` at the end: for dead letters."""
+        return self._check is not None
+
     @cached_property
     def reads(self) -> list[str]:
+        """The columns of the stream that are read, in the stream's order: dead letters have all of them."""
+        return self.fragment.input.arrow.names if self.has_origin else self.computed_from
+
+    @cached_property
+    def computed_from(self) -> list[str]:
         """The columns of the stream that the map side needs, in the stream's order."""
         found = set(self.map_reduce.reads)
         if self.lateness is not None:
@@ -235,7 +260,7 @@ class StreamPlan:
     @cached_property
     def _times(self) -> Program | None:
         """Computes the times of the watermark; None where they are a column of the stream."""
-        if self.watermark_op is None or self.edge.timed is self.edge.first.input:
+        if self.watermark_op is None or self.edge.has_own_times:
             return None
         found = self.edge.timed.schema[self.watermark_op.column]
         return Program(compile_flow(ops.Project(self.edge.timed, (Named("time", Col(found.name, found.dtype,
@@ -269,22 +294,25 @@ class StreamPlan:
 
     def _without_failing(self, batches: Iterable[pa.RecordBatch], summary: MapSummary,
                          options: Options) -> Iterator[pa.RecordBatch]:
-        """The rows that do not fail. Their expressions are computed again later, since neither the aggregation nor the
-        removal of late rows can undo a row.
+        """The rows that do not fail; the others are dead letters. Their expressions are computed again later, since
+        neither the aggregation nor the removal of late rows can undo a row.
         """
         if self._check is None:
             yield from batches
             return
 
         def failed(batch: pa.RecordBatch, number: int, error: ComputeError) -> None:
+            row = batch.slice(number, 1)
+            schema = without_origin(batch.schema)
+            file = file_of_origin(row.column(ORIGIN)[0].as_py()) or summary.origin
             summary.rows += 1
             summary.failed_rows += 1
-            summary.failed.append(batch.slice(number, 1))
+            summary.failed.append(dead_letter(row.columns[: len(schema)], dead_letter_schema(schema), error, file))
 
-        context = Context(options, Path(), lambda rows: None, False, lambda rows: None, failed, 0)
+        context = Context(options, Path(), lambda rows: None, False, lambda rows: None, failed)
         runner = FragmentRunner(self.fragment.op, context, self._check)
         for batch in batches:
-            yield from runner.passing(batch)
+            yield from (rows.select(self.computed_from) for rows in runner.passing(batch))
 
     def _split(self, morsels: Iterable[Morsel]) -> Iterator[tuple[bool, pa.RecordBatch]]:
         """Batches, and whether all their rows are in time or must be checked one by one."""
@@ -367,7 +395,7 @@ def _single_input(op: ops.Op, at: SourceLoc) -> SourceEdge:
                                   "rows of the table have no match", at=each.at, step="join",
                                   hint='take how="left" or "inner"')
     edges = cut(op)
-    if edges[0].first.then is not None:
+    if edges[0].first.consumers:
         raise BadArgument("a flow over a stream has at most one aggregation or distinct, and this one has several",
                           at=at, hint="start a second stream over the output of the first")
     return edges[0]

@@ -18,16 +18,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from scalein.exec.dead_letters import dead_letter_schema
 from scalein.exec.event_time import NO_TIMES, TimeSummary
 from scalein.options import Options
 from scalein.spark.batch.tasks import COALESCED_BYTES, task_options
 from scalein.spark.key_groups import key_group_ranges
+from scalein.spark.origin import without_origin
 from scalein.spark.row_groups import RowGroups, Skipped
 from scalein.spark.serialize import BroadcastPlan
 from scalein.spark.shuffle import coalesce_batches, decode_block, encode_block, route, rows_of_target, target_ids
@@ -58,7 +60,7 @@ class MicroBatch:
     """The input of all tasks of one micro-batch."""
 
     broadcast: BroadcastPlan
-    input_schema: pa.Schema  # the stream's columns that are read, in the flow's types
+    input_schema: pa.Schema  # the stream's columns that are read, in the flow's types, and perhaps `ORIGIN`
     prefix: str  # of files: <job>-<batch>
     partitions: int
     clock: Clock
@@ -67,6 +69,11 @@ class MicroBatch:
     migration: str
     sinks: dict[str, TaskSink]  # of results ("out"), and perhaps of late and failed rows
     skipped_times: TimeSummary = NO_TIMES  # of rows that no task reads
+    drains_to: int | None = None  # the watermark after it, if it closes all windows
+
+    def summary(self) -> MapSummary:
+        """What a map task counts, at its start."""
+        return MapSummary(origin=f"batch {int(self.prefix.rpartition('-')[2])} of the stream")
 
     def plan(self) -> StreamPlan:
         found = self.broadcast.value()
@@ -84,7 +91,7 @@ class MapTask:
         return self.run(batches, task_options(), _task_number())
 
     def run(self, batches: Iterable[pa.RecordBatch], options: Options, number: int) -> Batches:
-        batch, plan, summary = self.batch, self.batch.plan(), MapSummary()
+        batch, plan, summary = self.batch, self.batch.plan(), self.batch.summary()
         ids = target_ids(batch.partitions)
         rows = _from_spark(batches, batch.input_schema)
         shuffled_rows = plan.map_rows(rows, batch.clock, summary, options)
@@ -121,7 +128,7 @@ class ReduceTask:
             elif kind == LATE:
                 others.append(("late", decode_block(block, plan.late_schema)))
             elif kind == FAILED:
-                others.append(("failed", decode_block(block, batch.input_schema)))
+                others.append(("failed", decode_block(block, dead_letter_schema(without_origin(batch.input_schema)))))
             elif kind == REFUSED:
                 yield block_row(id_, REFUSED, pa.py_buffer(b""))
                 return
@@ -154,7 +161,7 @@ class ReadAllTask:
                 yield target, REFUSED, b""
 
     def run(self, target: int, options: Options) -> Batches:
-        batch, plan, summary = self.batch, self.batch.plan(), MapSummary()
+        batch, plan, summary = self.batch, self.batch.plan(), self.batch.summary()
         retain_only(batch.location, batch.runs)
         rows = _from_spark(self.files.read(), batch.input_schema)
         if (keys := plan.row_keys) is not None:  # rows of other keys need not be aggregated here
@@ -178,6 +185,8 @@ def _reduce(batch: MicroBatch, target: int, shuffled: list[pa.RecordBatch], othe
     plan, groups = batch.plan(), key_group_ranges(batch.partitions)[target]
     runs = [part for run in batch.runs if (part := run.within(*groups)) is not None]
     clock = plan.advance_clock(batch.clock, [*time_summaries(summaries), batch.skipped_times])
+    if batch.drains_to is not None:
+        clock = replace(clock, watermark=batch.drains_to)
     reduce_input = ReduceInput(groups, runs, batch.clock, clock, batch.migration)
     with _open_writers(batch, target) as writers:
         runs_after = reducer(plan, options).run(reduce_input, shuffled, batch.location, writers["out"].write)
@@ -198,7 +207,7 @@ class RowwiseTask:
         return self.run(batches, task_options(), _task_number())
 
     def run(self, batches: Iterable[pa.RecordBatch], options: Options, number: int) -> Batches:
-        batch, plan, summary = self.batch, self.batch.plan(), MapSummary()
+        batch, plan, summary = self.batch, self.batch.plan(), self.batch.summary()
         with _open_writers(batch, number) as writers:
             for found in plan.map_rows(_from_spark(batches, batch.input_schema), batch.clock, summary, options):
                 writers["out"].write(plan.changelog_rows(found))

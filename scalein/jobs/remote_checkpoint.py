@@ -1,0 +1,254 @@
+"""RemoteCheckpoint: the epochs of a job on any file system that pyarrow supports.
+
+State is on the local disk, in a working folder that is a checkpoint itself (`checkpoint.py`). When an epoch is complete
+there, its new files are put to the remote folder, then an entry that names all of its files: that is the commit point.
+The thread that publishes epochs does so, beside the job. A start downloads the last epochs into a new working folder.
+
+    <remote>/name                                     of the job, over all its runs
+    <remote>/claims/<run>-<unique>                    of a run: the greatest owns the checkpoint, all others are fenced
+    <remote>/epochs/<run>-<epoch>.json                an entry: the manifest, and the remote name and size of each file
+    <remote>/files/<run>-<folder>-<file>              a file of state: written once, under a name that is never reused
+    <remote>/committed                                the checksum of the newest manifest whose output is known visible
+
+A run claims the checkpoint before it reads the newest entry, and publishes that again under its own number before it
+removes or writes anything: what an earlier run that still works publishes later is never the newest. Such a run notices
+the claim before or after its next entry, and ends. The file system must list what was put.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalein.errors import BadArgument, Damaged, Fenced, ScaleinError, StoreFailed, here, warn
+from scalein.jobs.checkpoint import FORMAT, RETAINED_EPOCHS, Checkpoint, Opened, check_of, manifest_name
+from scalein.jobs.epochs import files_of_epoch
+from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
+from scalein.storage.object_store import Location
+from scalein.storage.publish import seal, unseal
+
+CLAIMS, EPOCHS, FILES = "claims", "epochs", "files"
+BLOCK_BYTES = 1 << 22  # read and written at once
+_CLAIM = re.compile(r"(\d{10})-[0-9a-f]{32}")
+_ENTRY = re.compile(r"(\d{10})-(\d{10})\.json")
+_LOCAL = re.compile(r"state-\d{1,9}/[\w.-]{1,200}")
+_REMOTE = re.compile(r"[\w.-]{1,250}")
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of state: its name in the folder of files, and its size in bytes."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An epoch as it is in the remote folder. `files` are by their names in the working folder."""
+
+    name: str
+    number: int
+    content: dict[str, Json]
+    files: dict[str, RemoteFile]
+
+
+class RemoteCheckpoint(Checkpoint):
+    """Epochs in a remote folder, through a working folder that is removed at the end."""
+
+    def __init__(self, location: Location) -> None:
+        super().__init__(Path(tempfile.mkdtemp(prefix="scalein-checkpoint-")))
+        self._remote = location
+        self._own = 0  # number of this run
+        self._claim = ""
+        self._entries: list[Entry] = []  # that are retained, oldest first
+        self._files: dict[str, RemoteFile] = {}  # that were put, by their local names
+
+    @property
+    def address(self) -> str:
+        return self._remote.uri
+
+    def open(self) -> None:
+        super().open()
+        self._remote.create_folders("", CLAIMS, EPOCHS, FILES)
+        runs = [int(match[1]) for folder, form in ((CLAIMS, _CLAIM), (EPOCHS, _ENTRY))
+                for name in self._remote.names(folder) if (match := form.fullmatch(name))]
+        self._own = max(runs, default=-1) + 1
+        self._claim = f"{self._own:010}-{uuid.uuid4().hex}"
+        self._remote.put(f"{CLAIMS}/{self._claim}", b"1")
+        self._check_claim()
+        self._fetch()
+
+    def begin_run(self, last: int) -> int:
+        self._run = self._own
+        return self._own
+
+    def _check_not_superseded(self) -> None:
+        """The working folder is this run's alone."""
+
+    def _check_claim(self) -> None:
+        """Raise if a later run has begun."""
+        claims = [name for name in self._remote.names(CLAIMS) if _CLAIM.fullmatch(name)]
+        if max(claims, default=self._claim) != self._claim:
+            raise Fenced("another run has taken over this checkpoint", file=self.address,
+                         hint="one of the two must end; this one has")
+
+    def _noted(self, name: str, form: re.Pattern[str]) -> str | None:
+        with suppress(FileNotFoundError, UnicodeDecodeError):
+            if form.fullmatch(found := self._remote.read(name).decode("ascii")):
+                return found
+        return None
+
+    def _note(self, name: str, text: str) -> None:
+        self._remote.put(name, text.encode())
+
+    # --- a start
+
+    def _fetch(self) -> None:
+        """Copy the last epochs into the working folder; one that lacks a file is left out."""
+        names = sorted((name for name in self._remote.names(EPOCHS) if _ENTRY.fullmatch(name)), reverse=True)
+        found: list[Entry] = []
+        damaged: ScaleinError | None = None
+        for name in names:
+            number = int(name[11:21])
+            if len(found) == RETAINED_EPOCHS or (found and number >= found[-1].number):
+                continue  # of a run that went on beside a later one, or published again by that
+            try:
+                entry = self._read_entry(name, number)
+                for local, file in entry.files.items():
+                    self._download(local, file)
+            except Damaged as error:
+                damaged = damaged or error
+                continue
+            manifest = self.path / manifest_name(number)
+            manifest.write_bytes(seal(entry.content))
+            found.append(entry)
+        if damaged is not None:
+            if not found:
+                raise damaged
+            if found[0].name != names[0]:
+                warn(f"the newest checkpoint is damaged, going back to epoch {found[0].number}: {damaged}")
+        self._entries = found[::-1]
+
+    def _read_entry(self, name: str, number: int) -> Entry:
+        file = self._remote.uri_of(f"{EPOCHS}/{name}")
+        try:
+            content = unseal(self._remote.read(f"{EPOCHS}/{name}"))
+            files = {}
+            for local, about in as_map(content.pop("remote_files")).items():
+                remote, size = as_text(as_list(about)[0]), as_int(as_list(about)[1])
+                if not _LOCAL.fullmatch(local) or not _REMOTE.fullmatch(remote):
+                    raise ValueError(f"a file {local!r:.100} in {remote!r:.100}")
+                files[local] = RemoteFile(remote, size)
+            if content.get("epoch") != number:
+                raise ValueError("it is not what its name says")
+        except (ValueError, KeyError, IndexError) as error:
+            raise Damaged("an epoch's entry cannot be read", file=file, found=repr(error)) from error
+        except FileNotFoundError as error:
+            raise Damaged("an epoch's entry is gone", file=file) from error
+        return Entry(name, number, content, files)
+
+    def _download(self, local: str, file: RemoteFile) -> None:
+        path, name = self.path / local, f"{FILES}/{file.name}"
+        if local in self._files:  # of a newer epoch
+            if self._files[local] != file:
+                raise Damaged("two epochs have different files of one name", file=self._remote.uri_of(name))
+            return
+        path.parent.mkdir(exist_ok=True)
+        size = 0
+        try:
+            with open(path, "wb") as target, self._remote.files.open_input_stream(self._remote.path(name)) as source:
+                while block := source.read(BLOCK_BYTES):
+                    size += target.write(block)
+        except FileNotFoundError as error:
+            raise Damaged("a file of the checkpoint is missing", file=self._remote.uri_of(name)) from error
+        except OSError as error:
+            raise StoreFailed("cannot read the checkpoint", file=self._remote.uri_of(name), found=error) from error
+        if size != file.size:
+            raise Damaged("a file of the checkpoint is not as long as it was", file=self._remote.uri_of(name))
+        self._files[local] = file
+
+    def recovered(self, attempt: Callable[[dict[str, Json] | None], Opened]) -> Opened:
+        found = super().recovered(attempt)
+        numbers = self.numbers()  # of epochs that are whole
+        self._entries = [entry for entry in self._entries if entry.number in numbers]
+        if self._entries:
+            newest = self._entries.pop()
+            self._put_entry(newest.number, newest.content, newest.files)
+        named = {file.name for entry in self._entries for file in entry.files.values()}
+        kept = {entry.name for entry in self._entries}
+        for folder, needed in ((EPOCHS, kept), (FILES, named)):
+            for name in self._remote.names(folder):
+                if name not in needed:
+                    self._remote.remove(f"{folder}/{name}")
+        for name in self._remote.names(CLAIMS):
+            if name < self._claim:
+                self._remote.remove(f"{CLAIMS}/{name}")
+        return found
+
+    # --- an epoch
+
+    def publish(self, epoch: int, content: dict[str, Json]) -> list[dict[str, Json]]:
+        kept = super().publish(epoch, content)
+        try:
+            files = {}
+            for local in files_of_epoch(self.path, content):
+                if local not in self._files:
+                    self._files[local] = self._upload(local)
+                files[local] = self._files[local]
+            self._put_entry(epoch, {**content, "format": FORMAT, "epoch": epoch}, files)
+            self._retain()
+        except OSError as error:
+            raise StoreFailed("cannot write the checkpoint", file=self.address, found=error,
+                              hint="the last one is whole") from error
+        return kept
+
+    def _upload(self, local: str) -> RemoteFile:
+        name = f"{self._own:010}-{local.replace('/', '-')}"
+        size = 0
+        with open(self.path / local, "rb") as source, self._remote.create(f"{FILES}/{name}") as target:
+            while block := source.read(BLOCK_BYTES):
+                size += target.write(block)
+        return RemoteFile(name, size)
+
+    def _put_entry(self, number: int, content: dict[str, Json], files: dict[str, RemoteFile]) -> None:
+        name = f"{self._own:010}-{number:010}.json"
+        self._check_claim()
+        named: dict[str, Json] = {local: [file.name, file.size] for local, file in files.items()}
+        self._remote.put(f"{EPOCHS}/{name}", seal({**content, "remote_files": named}))
+        self._check_claim()
+        self._entries = [entry for entry in self._entries if entry.name != name]
+        self._entries.append(Entry(name, number, content, files))
+
+    def _retain(self) -> None:
+        """Remove older epochs, then the files that no other names: one that cannot be removed is removed by a start."""
+        gone, self._entries = self._entries[:-RETAINED_EPOCHS], self._entries[-RETAINED_EPOCHS:]
+        named = {file.name for entry in self._entries for file in entry.files.values()}
+        with suppress(StoreFailed):
+            for entry in gone:
+                self._remote.remove(f"{EPOCHS}/{entry.name}")
+            for file in {file.name for entry in gone for file in entry.files.values()} - named:
+                self._remote.remove(f"{FILES}/{file}")
+        self._files = {local: file for local, file in self._files.items() if file.name in named}
+
+    def note_committed(self, epoch: int) -> None:
+        with suppress(OSError, StoreFailed):
+            self._remote.put("committed", check_of(self.path / manifest_name(epoch)))
+
+    def is_committed(self, epoch: int) -> bool:
+        with suppress(OSError):
+            return self._remote.read("committed") == check_of(self.path / manifest_name(epoch))
+        return False
+
+    def save_as(self, name: str) -> Path:
+        raise BadArgument("a savepoint needs a checkpoint in a local directory", at=here(), found=self.address)
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self.path, ignore_errors=True)

@@ -1,0 +1,207 @@
+"""Checkpoints that are not on the local file system: each row once, whatever fails, and one run at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import fs
+
+import scalein as si
+from scalein.jobs import remote_checkpoint
+from scalein.jobs.job import Job
+from scalein.storage.failpoints import POINTS
+from scalein.storage.object_store import Location
+from scalein.testing import Crashed, Stream, crash_at, until
+from tests.jobs.dying import flow, rows
+from tests.jobs.streams import rows_in
+from tests.same import assert_same
+
+BATCHES = rows().slice(0, 1_000).to_batches(max_chunksize=50)
+WANT = flow(si.from_arrow(pa.Table.from_batches(BATCHES))).collect()
+
+
+def subtree(folder: Path) -> Location:
+    return Location(fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem()), "far/c", f"far://{folder.name}/c")
+
+
+def in_memory(folder: Path) -> Location:
+    return Location(fs._MockFileSystem(), "far/c", f"mock://{folder.name}/c")
+
+
+def start(folder: Path, where: Location, allowed: int = len(BATCHES), **options: Any) -> Job:
+    stream = Stream({"all": BATCHES}, allowed={"all": allowed})
+    given = {"every": "1h", "workers": 1, "sink": si.to_ipc(folder / "out"), **options}
+    return flow(si.from_source(stream)).start(checkpoint=where, **given)
+
+
+def check_whole(folder: Path) -> None:
+    parts = [pa.ipc.open_file(part).read_all() for part in sorted((folder / "out").glob("part-*"))]
+    assert_same(pa.concat_tables(parts), WANT, ordered=False)
+
+
+def run_to(folder: Path, where: Location, allowed: int, epochs: int = 1) -> None:
+    job = start(folder, where, allowed - epochs + 1)
+    until(lambda: rows_in(job) == (allowed - epochs + 1) * 50, job)
+    for _ in range(epochs - 1):
+        job.snapshot()
+    job.stop()
+
+
+@pytest.mark.parametrize("make", [subtree, in_memory])
+def test_a_job_goes_on_in_a_new_working_folder(make: Callable[[Path], Location], tmp_path: Path) -> None:
+    where = make(tmp_path)
+    for allowed in (4, 8, 12):
+        run_to(tmp_path, where, allowed, epochs=3)
+    entries = where.names("epochs")
+    assert len(entries) == 3
+    assert max(entries).startswith("0000000002-")
+    named: set[str] = set()
+    for name in entries:
+        found = json.loads(where.read(f"epochs/{name}").partition(b"\n")[0])
+        named |= {file for file, _ in found["remote_files"].values()}
+    assert set(where.names("files")) == named
+    assert len(where.names("claims")) == 1
+    start(tmp_path, where).wait()
+    check_whole(tmp_path)
+    assert start(tmp_path, where).wait()  # it has finished
+    check_whole(tmp_path)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("point", sorted(POINTS))
+def test_a_crash_anywhere_loses_and_repeats_nothing(point: str, number: int, tmp_path: Path) -> None:
+    where = subtree(tmp_path)
+    run_to(tmp_path, where, 3)
+    with crash_at(point, number), suppress(Crashed):
+        start(tmp_path, where, every="1ms").wait(60)
+    start(tmp_path, where).wait()
+    check_whole(tmp_path)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 8, 11, 15, 20])
+def test_a_power_cut_between_any_two_operations(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the operation of this number on the remote folder, of a run that goes on from another one."""
+    where = subtree(tmp_path)
+    run_to(tmp_path, where, 3)
+    left = [number]
+
+    def cut(name: str) -> None:
+        real = getattr(Location, name)
+
+        def wrapped(self: Location, *args: Any) -> Any:
+            left[0] -= 1
+            if left[0] <= 0:
+                raise Crashed("the power is cut")
+            return real(self, *args)
+
+        monkeypatch.setattr(Location, name, wrapped)
+
+    def run() -> None:
+        job = start(tmp_path, where, 6)
+        until(lambda: rows_in(job) == 6 * 50, job)
+        while True:
+            job.snapshot()
+
+    for name in ("put", "create", "remove"):
+        cut(name)
+    with pytest.raises(Crashed):
+        run()
+    monkeypatch.undo()
+    start(tmp_path, where).wait()
+    check_whole(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:a checkpoint failed:RuntimeWarning")
+def test_uploads_that_fail_are_repeated_with_the_next_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = subtree(tmp_path)
+    run_to(tmp_path, where, 3)
+    real, fails = Location.put, [True]
+
+    def put(self: Location, name: str, data: bytes) -> None:
+        if fails and name.startswith("epochs/"):
+            raise si.StoreFailed("cannot write", file=name) from ConnectionResetError("gone")
+        real(self, name, data)
+
+    job = start(tmp_path, where, 8)
+    until(lambda: rows_in(job) == 8 * 50, job)
+    monkeypatch.setattr(Location, "put", put)
+    for _ in range(2):
+        with pytest.raises(si.StoreFailed, match="cannot write"):
+            job.snapshot()
+    fails.clear()
+    job.snapshot()
+    job.stop()
+    start(tmp_path, where).wait()
+    check_whole(tmp_path)
+
+
+def test_a_later_run_fences_an_earlier_one(tmp_path: Path) -> None:
+    """It is on another machine, where no lock is seen."""
+    where = subtree(tmp_path)
+    first = start(tmp_path, where, 6, sink=si.to_memory())
+    until(lambda: rows_in(first) == 6 * 50, first)
+    first.snapshot()
+    second = start(tmp_path, where, 9, sink=si.to_memory())
+    with pytest.raises(si.ScaleinError, match="another run has taken over"):
+        first.stop()
+    until(lambda: rows_in(second) >= 3 * 50, second)
+    second.stop()
+    assert max(where.names("epochs")).startswith("0000000001-")
+    third = start(tmp_path, where, sink=si.to_memory())
+    assert third.wait(60)
+    assert third.metrics()["rows_in"] == len(BATCHES) * 50
+
+
+@pytest.mark.parametrize("damage", ["entry", "file is gone", "short file"])
+def test_the_epoch_before_a_damaged_one_is_used(damage: str, tmp_path: Path) -> None:
+    where = subtree(tmp_path)
+    for allowed in (4, 8):
+        run_to(tmp_path, where, allowed)
+    newest, before = sorted(where.names("epochs"), reverse=True)[:2]
+    contents = [json.loads(where.read(f"epochs/{name}").partition(b"\n")[0]) for name in (newest, before)]
+    ours, theirs = ({file for file, _ in each["remote_files"].values()} for each in contents)
+    folder = tmp_path / "far" / "c"
+    name = sorted(ours - theirs)[0]
+    match damage:
+        case "entry":
+            (folder / "epochs" / newest).write_bytes(b"{}")
+        case "file is gone":
+            (folder / "files" / name).unlink()
+        case "short file":
+            (folder / "files" / name).write_bytes((folder / "files" / name).read_bytes()[:-1])
+    with pytest.warns(RuntimeWarning, match="going back to epoch"):
+        job = start(tmp_path, where)
+    job.wait()
+    check_whole(tmp_path)
+
+
+def test_addresses(tmp_path: Path) -> None:
+    out = si.to_memory()
+    table = pa.table({"x": [1]})
+    si.from_arrow(table).start(sink=out, checkpoint=f"file://{tmp_path}/c").wait()
+    assert list((tmp_path / "c").glob("epoch-*"))
+    with pytest.raises(si.BadArgument, match="not supported"):
+        si.from_arrow(table).start(sink=out, checkpoint="nowhere://bucket/c")
+    job = si.from_arrow(table).start(sink=out, checkpoint=subtree(tmp_path))
+    job.wait()
+    job = si.from_source(Stream({"a": table.to_batches()}, ends=False)).start(
+        sink=si.to_memory(), checkpoint=Location(fs._MockFileSystem(), "d", "mock://d"), every="1h")
+    with pytest.raises(si.BadArgument, match="local directory"):
+        job.snapshot("named")
+    job.stop()
+
+
+def test_working_folders_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_checkpoint.tempfile, "tempdir", str(tmp_path / "work"))
+    (tmp_path / "work").mkdir()
+    run_to(tmp_path, subtree(tmp_path), 4)
+    assert list((tmp_path / "work").iterdir()) == []
+    start(tmp_path, subtree(tmp_path)).wait()
+    assert list((tmp_path / "work").iterdir()) == []
+    check_whole(tmp_path)
