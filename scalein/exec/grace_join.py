@@ -34,7 +34,7 @@ from scalein.memory import MemoryAccount
 from scalein.options import Options
 
 WORKING_FACTOR = 5  # bytes that a table in memory takes, while it is built, for each byte of its rows
-NUMBER = internal("number")  # of a probing row
+NUMBER = internal("probing")  # the number of a probing row, beside the numbers that others give rows
 
 
 class SpilledTable:

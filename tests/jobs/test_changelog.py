@@ -109,6 +109,13 @@ def test_changes_of_windows_add_up_to_what_final_gives(seed: int, window: tuple[
     assert (job.metrics()["late_rows"], job.metrics()["timeless_rows"]) == (late_rows, timeless_rows)
 
 
+def test_groups_joined_with_a_table_that_does_not_fit() -> None:
+    out = si.to_memory()
+    flow = si.from_arrow(pa.table({"k": ["a", "b"]})).group_by("k").agg(n=si.count()).join(NAMES, on="k")
+    flow.start(sink=out, emit="changes", memory="1B").wait()
+    assert sorted(out.table()["name"].to_pylist()) == ["Anna", "Bert"]
+
+
 @pytest.mark.parametrize("window", [[], [si.tumbling("t", 10)]], ids=["groups", "windows"])
 def test_a_round_without_a_row_for_any_group(window: list[Any]) -> None:
     given = [pa.record_batch({"t": [t], "k": [1], "x": [x]}) for t, x in ((0, 0), (1, 1), (2, 0), (3, 0))]
