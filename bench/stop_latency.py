@@ -22,10 +22,10 @@ POINTS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 def child(name: str, memory: str | None, in_thread: bool, workers: int | None) -> None:
     import scalein as si
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in background processes
     file, make = _cases()[name]
     flow = make(si.read_parquet(str(FOLDER / f"{file}.parquet")))
     ended: list[float] = []
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in background processes
 
     def run() -> None:
         try:
