@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from scalein.cancellation import interruptible
+from scalein.cancellation import interruptible, raise_if_cancelled
 from scalein.compiler import Input, plan_of
 from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
@@ -404,6 +404,7 @@ class _Run:
                 data = data.within(self._options.memory // READ_SHARE)
         memory = self._options.memory
         for batch in data.read() if memory is None else _releasing(data.read(), memory):
+            raise_if_cancelled()  # a sort calls no kernel
             yield batch if batch.schema.names == names else batch.select(names)
 
     def _union(self, node: Union) -> Iterator[pa.RecordBatch]:

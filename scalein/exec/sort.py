@@ -71,6 +71,7 @@ def in_order(node: Sort, parts: list[pa.RecordBatch], schema: pa.Schema,
     heavy = [column.weights[order] for column in columns if column.weights is not None]
     weights = arrow_offset_limits.total_weights(heavy)
     for start, stop in arrow_offset_limits.cut_points(len(order), RESULT_ROWS, weights):
+        raise_if_cancelled()
         part = order[start:stop]
         yield pa.RecordBatch.from_arrays([column.take(part) for column in columns], schema.names)
 
