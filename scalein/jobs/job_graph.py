@@ -35,7 +35,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import type_of
 from scalein.jobs.dead_letters import DeadLetters
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.recovery import label, restored_positions, restored_watermark, state_numbers
+from scalein.jobs.recovery import event_time_of, label, restored_positions, restored_watermark, state_numbers
 from scalein.jobs.source_inputs import SourceInput, source_input_of
 from scalein.jobs.source_readers import Reader, SourceBatch
 from scalein.options import Options
@@ -74,12 +74,12 @@ class JobGraph:
         cutting.check_bounded(self._edges, self.is_bounded, output.emit, at)
         if epoch is not None:
             check_emit(epoch, self._emit_mode, at)
-        known = restored_positions(epoch, self._edges, has_lost_outputs, at)
+        known = restored_positions(epoch, self._edges, self._ends, has_lost_outputs, at)
         self._context: list[Context] = []
         self._inputs: list[SourceInput] = []
         self._rounds = Rounds([], output.emit)
         try:
-            self._rounds = Rounds(self._open_nodes(output, epoch), output.emit)
+            self._rounds = Rounds(self._open_nodes(output, self._timelines(epoch, known)), output.emit)
             for edge, about in zip(self._edges, known, strict=True):
                 self._inputs.append(self._input(edge, about))
             if self._dead_letters is not None:
@@ -89,10 +89,9 @@ class JobGraph:
             self.close()
             raise
 
-    def _open_nodes(self, output: OutputSpec, epoch: dict[str, Json] | None) -> list[Node]:
+    def _open_nodes(self, output: OutputSpec, timelines: dict[int, Timeline]) -> list[Node]:
         """The operators, connected as their fragments are."""
         failed = None if output.dead_letters is None else output.dead_letters.failed
-        timelines = self._timelines(epoch)
         nodes: dict[int, Node] = {}
         try:
             for fragment, found in zip(self._fragments, self._resumed, strict=True):
@@ -121,8 +120,8 @@ class JobGraph:
                 nodes[id(first)].is_fed = True
         return list(nodes.values())
 
-    def _timelines(self, epoch: dict[str, Json] | None) -> dict[int, Timeline]:
-        """The timeline of each fragment: sources whose rows meet share one."""
+    def _timelines(self, epoch: dict[str, Json] | None, known: list[dict[str, Json]]) -> dict[int, Timeline]:
+        """The timeline of each fragment: sources whose rows meet share one. `known` is what an epoch says of each."""
         groups: list[list[SourceEdge]] = []
         for edge in self._edges:
             reached = {id(each) for each in cutting.fragments([edge])}
@@ -131,7 +130,8 @@ class JobGraph:
             groups = [*(group for group in groups if group not in meeting), together]
         found: dict[int, Timeline] = {}
         for group in groups:
-            timeline = Timeline(restored_watermark(epoch, group))
+            sources = [about for edge, about in zip(self._edges, known, strict=True) if edge in group]
+            timeline = Timeline(restored_watermark(epoch, sources))
             found |= {id(fragment): timeline for fragment in cutting.fragments(group)}
         return found
 
@@ -432,8 +432,8 @@ class JobGraph:
     def snapshot(self) -> tuple[dict[str, Json], list[SnapshotFuture]]:
         """Where sources and time are, and the steps' states, as of now."""
         has_several = len({source.timeline for source in self._inputs}) > 1
-        sources: list[Json] = [{"name": label(source.edge.source), "partitions": source.to_json(has_several)}
-                               for source in self._inputs]
+        sources: list[Json] = [{"name": label(source.edge.source), "event_time": event_time_of(source.edge),
+                                "partitions": source.to_json(has_several)} for source in self._inputs]
         frozen = [step.snapshot() for step in self.steps]
         stateful = [each for each in self._fragments if each.state is not None]
         outputs: dict[str, Json] = {

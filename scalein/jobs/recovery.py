@@ -22,7 +22,7 @@ from functools import cached_property
 from scalein.connectors.base import BoundSource
 from scalein.errors import BadArgument, SourceLoc, warn
 from scalein.exec.compatibility import HINT, described
-from scalein.exec.fragments import Fragment, SourceEdge, fragments
+from scalein.exec.fragments import Fragment, SourceEdge, fragments, upstream
 from scalein.ir import ops
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 
@@ -116,51 +116,78 @@ def label(source: ops.Source) -> str:
     return f"{source.data.name} {about}".strip()
 
 
-def restored_positions(epoch: dict[str, Json] | None, edges: list[SourceEdge], has_lost_outputs: bool,
-                       at: SourceLoc) -> list[dict[str, Json]]:
-    """What an epoch says of the partitions of each source."""
+def restored_positions(epoch: dict[str, Json] | None, edges: list[SourceEdge], ends: list[Fragment],
+                       has_lost_outputs: bool, at: SourceLoc) -> list[dict[str, Json]]:
+    """What an epoch says of the partitions of each source; `ends` are the last fragments of the outputs."""
     if epoch is None:
         return [{} for _ in edges]
     known = [as_map(each) for each in as_list(epoch["sources"])]
     old, new = [as_text(each["name"]) for each in known], [label(edge.source) for edge in edges]
-    order = _order(old, new, has_lost_outputs)
+    order = _order([(name, each.get("event_time")) for name, each in zip(old, known, strict=True)],
+                   [(name, event_time_of(edge)) for name, edge in zip(new, edges, strict=True)], has_lost_outputs)
     if order is None:
         raise BadArgument("this flow has other sources than the one that wrote the checkpoint", at=at,
                           checkpoint=", ".join(old), flow=", ".join(new),
                           hint=_RENAMED if len(old) == len(new) else HINT)
-    if order != sorted(order) and any(fragment.state is not None and not _is_shared(fragment, edges)
-                                      for fragment in fragments(edges)):  # fmt: skip
+    if any(_has_moved(edges, order, end) for end in ends):
         raise BadArgument("the sources have changed places, and some have state of their own", at=at,
                           checkpoint=", ".join(old), flow=", ".join(new), hint="put them in the order they had")
     return [as_map(known[number]["partitions"]) for number in order]
 
 
-def restored_watermark(epoch: dict[str, Json] | None, edges: list[SourceEdge]) -> int | None:
-    """The watermark of sources that meet, in an epoch: each of their partitions has it if there are several."""
+def event_time_of(edge: SourceEdge) -> str:
+    """What distinguishes two inputs from one source: their watermarks."""
+    return "" if edge.watermark is None else f"{edge.watermark.column} {edge.watermark.delay}"
+
+
+def restored_watermark(epoch: dict[str, Json] | None, sources: list[dict[str, Json]]) -> int | None:
+    """The watermark of sources that meet, of whose partitions an epoch says this: each has it if there are several.
+
+    >>> epoch = {"watermark": 7}
+    >>> restored_watermark(epoch, [{"all": {}}])
+    7
+    >>> restored_watermark(epoch, [{"gone": {"watermark": 8}, "all": {"watermark": 9}}])
+    9
+    """
     if epoch is None:
         return None
-    names = {label(edge.source) for edge in edges}
-    for source in map(as_map, as_list(epoch["sources"])):
-        for partition in as_map(source["partitions"]).values() if source["name"] in names else ():
-            if "watermark" in as_map(partition):
-                found = as_map(partition)["watermark"]
-                return None if found is None else as_int(found)
-    return None if epoch["watermark"] is None else as_int(epoch["watermark"])
+    found = [partition["watermark"] for each in sources for partition in map(as_map, each.values())
+             if "watermark" in partition] or [epoch["watermark"]]  # fmt: skip
+    return max((as_int(each) for each in found if each is not None), default=None)
 
 
-def _order(old: list[str], new: list[str], may_miss: bool = False) -> list[int] | None:
-    """For each source of the flow the number that it had, None if it had none; some may be missing now.
+def _order(old: list[tuple[str, Json]], new: list[tuple[str, str]], may_miss: bool = False) -> list[int] | None:
+    """For each input of the flow, by the name of its source and its event time, the number that it had; None if it had
+    none. Some may be missing now. Inputs from one source are identified by event time, then by order.
 
-    >>> _order(["a", "b"], ["b", "a"]), _order(["a", "b"], ["other", "b"]), _order(["a", "b", "a"], ["a", "a", "b"])
+    >>> a, b, early, late = ("a", ""), ("b", ""), ("a", "t 40"), ("a", "t 90")
+    >>> _order([a, b], [b, a]), _order([a, b], [("other", ""), b]), _order([a, b, a], [a, a, b])
     ([1, 0], None, [0, 2, 1])
-    >>> _order(["a", "b"], ["b"]), _order(["a", "b"], ["b"], may_miss=True)
+    >>> _order([early, late], [late, early]), _order([early, late], [late, a]), _order([("a", None)] * 2, [late, early])
+    ([1, 0], [1, 0], [0, 1])
+    >>> _order([a, b], [b]), _order([a, b], [b], may_miss=True)
     (None, [1])
     """
-    if Counter(new) - Counter(old) or (Counter(old) != Counter(new) and not may_miss):
+    names = [Counter(name for name, _ in each) for each in (old, new)]
+    if names[1] - names[0] or (names[0] != names[1] and not may_miss):
         return None
-    numbers = {name: [k for k, each in enumerate(old) if each == name] for name in new}
-    return [numbers[name].pop(0) for name in new]
+    found: dict[int, int] = {}
+
+    def match(is_same: Callable[[tuple[str, Json], tuple[str, str]], bool]) -> None:
+        for number, own in enumerate(new):
+            before = next((k for k, each in enumerate(old) if k not in found.values() and is_same(each, own)), None)
+            if number not in found and before is not None:
+                found[number] = before
+
+    match(lambda each, own: each == own)
+    match(lambda each, own: each[0] == own[0])
+    return [found[number] for number in range(len(new))]
 
 
-def _is_shared(fragment: Fragment, edges: list[SourceEdge]) -> bool:
-    return all(fragment in fragments([edge]) for edge in edges)
+def _has_moved(edges: list[SourceEdge], order: list[int], end: Fragment) -> bool:
+    """Whether sources of an output have changed places, and states that some of them have alone would be confused."""
+    path = upstream(end, edges)
+    own = [(edge, number) for edge, number in zip(edges, order, strict=True) if any(f in path for f in edge.firsts)]
+    numbers = [number for _, number in own]
+    return numbers != sorted(numbers) and any(
+        fragment.state is not None and not all(fragment in fragments([edge]) for edge, _ in own) for fragment in path)

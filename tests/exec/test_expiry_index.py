@@ -11,6 +11,8 @@ import pytest
 
 from scalein.exec import expiry_index
 from scalein.exec.expiry_index import ExpiryIndex
+from scalein.exec.operator import Context
+from scalein.options import Options
 
 SCHEMA = pa.schema([("k", pa.string()), pa.field("window_start", pa.int64(), False)])
 MEMORY = 1 << 16
@@ -44,7 +46,7 @@ def test_keys_are_those_that_were_added(memory: int | None, tmp_path: Path, monk
     state = json.loads(json.dumps(index.snapshot()()))
     index.retain([state])
     again = ExpiryIndex(tmp_path, SCHEMA, memory)
-    again.restore(state)
+    again.restore(Context(Options(), tmp_path, print, False, print, None), state)
     assert again.oldest == 20
     assert taken(again, 1000) == taken(index, 1000) == {key for key in want if key[1] > 10}
     again.retain([])

@@ -175,6 +175,29 @@ def test_sources_that_do_not_meet_have_their_own_watermarks() -> None:
     assert [out.table().num_rows for out in outs] == [2, 1]
 
 
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_each_input_resumes_at_its_own_time(is_swapped: bool, tmp_path: Path) -> None:
+    """Both are from sources of one name: they are recognised by their watermarks."""
+
+    def start(fast: list[int], slow: list[int], swap: bool, ends: bool) -> Job:
+        outputs = []
+        for name, times, delay in (("fast", fast, 0), ("slow", slow, 1)):
+            stream = Stream({"all": [pa.record_batch({"t": [time]}) for time in times]}, ends=ends)
+            windows = si.from_source(stream).with_watermark("t", delay).group_by(si.tumbling("t", 10))
+            outputs.append(windows.agg(n=si.count()).to(si.to_ipc(tmp_path / name)))
+        return si.start(*(reversed(outputs) if swap else outputs), checkpoint=tmp_path / "checkpoint", every="1h")
+
+    job = start([1, 25], [1], swap=False, ends=False)
+    until(lambda: rows_in(job) == 3 and job.metrics()["watermark"] == 0, job)
+    job.stop()
+    job = start([1, 25, 38], [1, 3, 12], swap=is_swapped, ends=True)
+    job.wait()
+    assert job.metrics()["late_rows"] == 0
+    for name, counts in (("fast", {0: 1, 20: 1, 30: 1}), ("slow", {0: 2, 10: 1})):
+        found = si.read_ipc(tmp_path / name).collect()
+        assert dict(zip(found["window_start"].to_pylist(), found["n"].to_pylist(), strict=True)) == counts
+
+
 def test_late_rows_and_dead_letters_are_those_of_all_outputs() -> None:
     table = pa.table({"t": [100, 200, 5, 201], "x": [1, 0, 2, 4]})
     rows = si.from_batches(table.to_batches(max_chunksize=1)).with_watermark("t", 0)
