@@ -165,10 +165,18 @@ def _check_different(outputs: list[Sink], others: list[Sink], at: SourceLoc) -> 
     """Each kind of rows has a sink, and each output a path, of its own."""
     if len({id(each) for each in (*outputs, *others)}) < len(outputs) + len(others):
         raise BadArgument("one sink cannot take two kinds of rows", at=at, hint="give each its own")
-    paths = [os.path.realpath(path) for sink in outputs if isinstance(path := getattr(sink, "path", None), str)]
+    paths = [_resolved(path) for sink in outputs if isinstance(path := getattr(sink, "path", None), str)]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
         raise BadArgument("two outputs of a job write to the same path", at=at, found=twice, hint="give each its own")
+
+
+def _resolved(path: str) -> str:
+    """The path without links; one that cannot be a path stays as it is: its sink says what is wrong with it."""
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):
+        return path
 
 
 def _place(given: object, name: str, words: tuple[str, ...], at: SourceLoc) -> str:
