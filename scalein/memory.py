@@ -109,7 +109,7 @@ class MemoryAccount:
     """
 
     def __init__(self, limit: int | None = None, parent: MemoryAccount | None = None) -> None:
-        self._limit, self._parent, self._used, self._guard = limit, parent, 0, threading.Lock()
+        self._limit, self._parent, self._used = limit, parent, 0
 
     def child(self) -> MemoryAccount:
         """The account of one operator."""
@@ -131,7 +131,7 @@ class MemoryAccount:
         return root._limit is not None and root._used > root._limit
 
     def reserve(self, size: int) -> None:
-        with self._guard:
+        with _lock:
             self._used += size
         if self._parent is not None:
             self._parent.reserve(size)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from scalein.cancellation import interruptible, raise_if_cancelled
+from scalein.cancellation import interruptible
 from scalein.compiler import Input, plan_of
 from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # what only some flows need is imported with the first of the
     from scalein.exec.join_build import JoinTable
     from scalein.exec.preaggregate import PreAggregation
 
+_NO_LIMIT = nullcontext()
 POOLED_SHARE = 8  # of a memory limit, unused maps that are pooled for reuse have 1/8
 READ_SHARE = 8  # of a memory limit, what a source may prefetch is 1/8
 SMALL_INPUT_ROWS = 1 << 16  # preparing the operators would take longer than running them
@@ -99,7 +100,7 @@ class Query:
         run = _Run(options, join_tables=self._join_tables, inputs=inputs, idle=self._idle, static=self._static)
         pooled = None if options.memory is None else options.memory // POOLED_SHARE
         try:
-            with interruptible(), nullcontext() if pooled is None else keep_at_most(pooled):
+            with interruptible(), _NO_LIMIT if pooled is None else keep_at_most(pooled):
                 rows = _conformed(lambda: run.rows(self._plan), self._schema)
                 yield from arrow_offset_limits.with_limit_errors("this flow", rows)
         except ComputeError as error:
@@ -287,7 +288,7 @@ class _Run:
             assert isinstance(rest, WindowAggregate)
             below = {} if downstream is None else self.joins(downstream.joins)
             return hash_aggregate(rest, self._joins_of(rest), self._options, None, downstream, below,
-                                  self._account).run(coalesce(rows))
+                                  self._account).run(coalesce(rows, is_limited=True))
         joins, downstream_joins = self.joins(node.joins), {} if downstream is None else self.joins(downstream.joins)
         if (reused := self._reusable_at(node)) is not None:
             return self._aggregate_reusing(top, node, downstream, reused)
@@ -387,7 +388,7 @@ class _Run:
                 rows = self.rows(below)
         data = self._data(node.input) if isinstance(node.input, Scan) else None
         is_at_hand = isinstance(data, Batches) and data.table is not None
-        return coalesce(rows) if is_at_hand or isinstance(node, WindowAggregate) else rows
+        return coalesce(rows, self._options.memory is not None) if is_at_hand or isinstance(node, WindowAggregate) else rows
 
     def _scan(self, node: Scan, conditions: tuple[Condition, ...] = ()) -> Iterator[pa.RecordBatch]:
         data = self._data(node)
@@ -404,7 +405,6 @@ class _Run:
                 data = data.within(self._options.memory // READ_SHARE)
         memory = self._options.memory
         for batch in data.read() if memory is None else _releasing(data.read(), memory):
-            raise_if_cancelled()  # a sort calls no kernel
             yield batch if batch.schema.names == names else batch.select(names)
 
     def _union(self, node: Union) -> Iterator[pa.RecordBatch]:

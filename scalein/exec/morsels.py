@@ -31,19 +31,19 @@ class Morsel:
     first_row: int
 
 
-def coalesce(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def coalesce(batches: Iterable[pa.RecordBatch], is_limited: bool = False) -> Iterator[pa.RecordBatch]:
     """The batches with small ones concatenated, in the same order; batches with dictionaries stay as they are, since
-    their dictionaries may differ.
+    their dictionaries may differ. If memory is limited, so do those with long text.
     """
     pending: list[pa.RecordBatch] = []
     rows, size, schema, is_plain = 0, 0, None, False  # rows and bytes of `pending`; schema of the last batch
-    is_fixed = False  # all columns have values of a fixed width: then few rows are few bytes, and need no look
+    is_fixed = False  # few rows are few bytes, as all columns have values of a fixed width, or no limit asks for it
     for batch in batches:
         if schema is None or batch.schema != schema:
             yield from _one(pending)
             pending, rows, size, schema = [], 0, 0, batch.schema
             is_plain = not any(map(pa.types.is_dictionary, schema.types))
-            is_fixed = all(map(pa.types.is_primitive, schema.types))
+            is_fixed = not is_limited or all(map(pa.types.is_primitive, schema.types))
         is_small = is_plain and batch.num_rows < SMALL_ROWS
         given = batch.nbytes if is_small and not is_fixed else 0
         is_small = is_small and given < SMALL_BYTES

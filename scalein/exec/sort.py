@@ -35,7 +35,8 @@ def run_sort(node: Sort, batches: Iterator[pa.RecordBatch], account: MemoryAccou
     """The sorted rows of a node, in the memory of the account."""
     schema = node.schema.arrow
     held = pa.schema([field.with_type(_storage_type(field.type)) for field in schema])
-    rows = (part for batch in batches if batch.num_rows for part in arrow_offset_limits.split_heavy(batch))
+    rows = (part for batch in _until_cancelled(batches) if batch.num_rows
+            for part in arrow_offset_limits.split_heavy(batch))
     if node.count is not None:
         found = _first_rows(node, rows, held, node.count)
     elif account.limit is not None:
@@ -45,6 +46,13 @@ def run_sort(node: Sort, batches: Iterator[pa.RecordBatch], account: MemoryAccou
     else:
         found = _sorted(node, rows, held)
     return (conformed(batch, schema) for batch in found)
+
+
+def _until_cancelled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches; a sort calls no kernel, which would look whether the run was cancelled."""
+    for batch in batches:
+        raise_if_cancelled()
+        yield batch
 
 
 def _storage_type(kind: pa.DataType) -> pa.DataType:
