@@ -388,7 +388,9 @@ class _Run:
                 rows = self.rows(below)
         data = self._data(node.input) if isinstance(node.input, Scan) else None
         is_at_hand = isinstance(data, Batches) and data.table is not None
-        return coalesce(rows, self._options.memory is not None) if is_at_hand or isinstance(node, WindowAggregate) else rows
+        if not is_at_hand and not isinstance(node, WindowAggregate):
+            return rows
+        return coalesce(rows, is_limited=self._options.memory is not None)
 
     def _scan(self, node: Scan, conditions: tuple[Condition, ...] = ()) -> Iterator[pa.RecordBatch]:
         data = self._data(node)
