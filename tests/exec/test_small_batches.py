@@ -77,9 +77,9 @@ def test_text_that_does_not_fit_one_array_stays_in_its_batches(monkeypatch: pyte
     assert list(coalesce(BATCHES[:5])) == BATCHES[:5]
 
 
-def test_few_rows_with_long_text_are_not_coalesced() -> None:
+def test_under_a_limit_few_rows_with_long_text_are_not_coalesced() -> None:
     long, short = pa.record_batch({"s": ["x" * SMALL_BYTES]}), pa.record_batch({"s": ["x" * (SMALL_BYTES // 2)]})
-    assert [batch.num_rows for batch in coalesce([long] * 3)] == [1, 1, 1]
-    pieces = [batch.nbytes for batch in coalesce([short] * 100)]
+    assert [batch.num_rows for batch in coalesce([long] * 3, is_limited=True)] == [1, 1, 1]
+    pieces = [batch.nbytes for batch in coalesce([short] * 100, is_limited=True)]
     assert len(pieces) > 1
     assert max(pieces) <= COALESCED_BYTES + SMALL_BYTES
