@@ -384,7 +384,7 @@ class Flow(ForeignNames):
         while step.is_row_by_row:
             (step,) = step.streams
         if not isinstance(step, ops.Aggregate | ops.Distinct | ops.Limit | ops.OuterJoin | ops.Sort):
-            raise BadArgument("named follows a step that has state, and there is none", at=at, found=repr(name),
+            raise BadArgument("named() needs a step that has state", at=at, found=repr(name),
                               hint="name the flow after group_by, distinct, limit, sort or an outer join")
         return Flow(stacked(stream_path(self.op, step), replace(step, name=name)))
 

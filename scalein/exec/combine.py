@@ -109,7 +109,7 @@ class Combiner:
 
 
 class _SideBySide:
-    """A kernel over rows of so many partial groups each, which gives the outputs of a table."""
+    """A kernel over rows of `sides` partial groups each, which gives the outputs of a table."""
 
     def __init__(self, table: Table, values: Schema, sides: int) -> None:
         self._table, self._values, self._sides = _without_keys(table), values, sides
@@ -142,7 +142,7 @@ class _SideBySide:
 
 
 def _plus(times: pa.Array, size: int) -> pa.Array:
-    """Times without nulls, each with so many units added."""
+    """Times without nulls, `size` units later."""
     numbers = times.view(f"int{times.type.bit_width}")
     return from_numpy((as_numpy(numbers) + size).astype(numbers.type.to_pandas_dtype())).view(times.type)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -22,12 +23,12 @@ from scalein.exec.external_sort import SortedRuns
 from scalein.exec.join_build import JoinTable, build
 from scalein.exec.pipeline import run_pipeline
 from scalein.exec.spill_file import SpillFile
-from scalein.exec.spill_partitions import SpillPartitions, hash_items
+from scalein.exec.spill_partitions import SpillPartitions, drained, hash_items, read_within
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Expr, Named, type_of, walk
 from scalein.ir.internal_names import internal
 from scalein.ir.physical import JoinBuild, Node, Pipeline, Scan, Sort, WindowAggregate, identity
-from scalein.ir.stages import DedupStep, FilterStep, Probe, ProjectStep, Step
+from scalein.ir.stages import Probe, ProjectStep, Step, step_exprs
 from scalein.kernels.bind import conformed
 from scalein.kernels.prepare import table_exprs
 from scalein.memory import MemoryAccount
@@ -48,29 +49,16 @@ def read_table(table: JoinBuild, batches: Iterator[pa.RecordBatch], options: Opt
                account: MemoryAccount) -> JoinTable | SpilledTable:
     """The table of a join: in memory if the account allows it, and then reserved there."""
     assert account.limit is not None
-    read: list[pa.RecordBatch] = []
-    for batch in batches:
-        read.append(batch)
-        account.reserve(WORKING_FACTOR * batch.nbytes)
-        if account.is_under_pressure:
-            break
-    else:
+    read, is_all = read_within(account, batches, WORKING_FACTOR)
+    if is_all:
         return build(table, iter(read), options)
     account.release()
     rows = Pipeline(table.input, (), (*identity(table.input.schema), *hash_items(table.keys)), (), "partition")
     parts = SpillPartitions(SpillFile(), rows.schema.arrow, account.limit)
-    for batch in run_pipeline(rows, _chained(read, batches), {}, options, None):
+    for batch in run_pipeline(rows, chain(drained(read), batches), {}, options, None):
         parts.add(batch)
     parts.flush()
     return SpilledTable(table, parts)
-
-
-def _chained(first: list[pa.RecordBatch], rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """All batches; those of the list are removed one by one."""
-    first.reverse()
-    while first:
-        yield first.pop()
-    yield from rest
 
 
 def join_spilled(node: Pipeline | WindowAggregate, rows: Iterator[pa.RecordBatch],
@@ -91,7 +79,7 @@ def _cut(node: Pipeline | WindowAggregate, at: int, rows: Iterator[pa.RecordBatc
     table = tables[probe.table]
     assert isinstance(table, SpilledTable)
     after = node.steps[at + 1 :]
-    used = _used(after) | {name for e in _outputs(node) for name in _names([e])}
+    used = _names(step_exprs(after)) | {name for e in _outputs(node) for name in _names([e])}
     before = _columns_after(node, node.steps[:at])
     carried = [column for name, column in before.items() if name in used | _names(probe.keys)]
     found = _joined_columns(probe, table.table)
@@ -179,20 +167,6 @@ def _outputs(node: Pipeline | WindowAggregate) -> list[Expr]:
     if isinstance(node, Pipeline):
         return [item.expr for item in node.items]
     return [*node.keys, *table_exprs(node.table)]
-
-
-def _used(steps: Sequence[Step]) -> set[str]:
-    """The columns that steps read."""
-    exprs: list[Expr] = []
-    for step in steps:
-        match step:
-            case FilterStep(predicate):
-                exprs.append(predicate)
-            case ProjectStep(items):
-                exprs += [item.expr for item in items]
-            case Probe(keys=keys) | DedupStep(keys=keys):
-                exprs += keys
-    return _names(exprs)
 
 
 def _names(exprs: Sequence[Expr]) -> set[str]:

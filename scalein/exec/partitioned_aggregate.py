@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from scalein.exec.pipeline import run_pipeline
 from scalein.exec.spill_file import SpillFile
-from scalein.exec.spill_partitions import SpillPartitions, hash_items
+from scalein.exec.spill_partitions import SpillPartitions, drained, hash_items, read_within
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Expr, Named, type_of
 from scalein.ir.internal_names import internal
@@ -48,21 +48,16 @@ def run_partitioned(run: HashAggregate, batches: Iterator[pa.RecordBatch]) -> It
     node, account = _over_columns(run.node), run.account.child()
     assert account.limit is not None
     rows = run_pipeline(_arguments(run.node), batches, run.joins, run.options, None)
-    waiting: list[pa.RecordBatch] = []
     file: SpillFile | None = None
     try:
-        for batch in rows:
-            waiting.append(batch)
-            account.reserve(WORKING_FACTOR * batch.nbytes)
-            if account.is_under_pressure:
-                break
-        else:
+        waiting, is_all = read_within(account, rows, WORKING_FACTOR)
+        if is_all:
             yield from _aggregate(run, node, iter(waiting))
             return
         account.release()
         file = SpillFile()
         parts = SpillPartitions(file, node.input.schema.arrow, account.limit)
-        for batch in chain(_drained(waiting), rows):
+        for batch in chain(drained(waiting), rows):
             parts.add(batch)
         parts.flush()
         yield from _groups(run, node, parts)
@@ -70,13 +65,6 @@ def run_partitioned(run: HashAggregate, batches: Iterator[pa.RecordBatch]) -> It
         account.release()
         if file is not None:
             file.close()
-
-
-def _drained(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches, which are removed one by one."""
-    batches.reverse()
-    while batches:
-        yield batches.pop()
 
 
 def _groups(run: HashAggregate, node: WindowAggregate, parts: SpillPartitions) -> Iterator[pa.RecordBatch]:

@@ -6,7 +6,7 @@ partition are in the order in which they were added.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +17,32 @@ from scalein.dtypes import I64
 from scalein.exec.spill_file import SpilledBatches, SpillFile
 from scalein.ir.exprs import Call, Expr, Named
 from scalein.ir.internal_names import internal
+from scalein.memory import MemoryAccount
 
 HASH = internal("hash")
 HASH_BITS = 64
 PARTITION_BITS = 5
 MIN_DIVIDED_BYTES = 1 << 16  # whatever the limit, a smaller partition is not divided
 BUFFER_SHARE = 16  # of the limit, the rows that wait to be written have 1/16
+
+
+def read_within(account: MemoryAccount, batches: Iterator[pa.RecordBatch],
+                working_factor: int) -> tuple[list[pa.RecordBatch], bool]:
+    """The batches that the account has memory for, `working_factor` bytes for each of theirs; whether these are all."""
+    read: list[pa.RecordBatch] = []
+    for batch in batches:
+        read.append(batch)
+        account.reserve(working_factor * batch.nbytes)
+        if account.is_under_pressure:
+            return read, False
+    return read, True
+
+
+def drained(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches, which are removed one by one."""
+    batches.reverse()
+    while batches:
+        yield batches.pop()
 
 
 def hash_items(keys: Sequence[Expr]) -> list[Named]:
@@ -68,8 +88,8 @@ class SpillPartitions:
         return sum(part.rows for part in self.parts)
 
     def must_divide(self, part: SpilledBatches, working_factor: int) -> bool:
-        """Whether a partition is too large to be processed, in so many times its size, and can be divided by other bits
-        of the hash; they do not divide the rows of one key.
+        """Whether a partition is too large to be processed, which takes `working_factor` times its size, and can be
+        divided by other bits of the hash; they do not divide the rows of one key.
         """
         is_large = part.bytes > MIN_DIVIDED_BYTES and part.bytes * working_factor > self._limit
         return is_large and part.rows < self.rows and self._shift + PARTITION_BITS < HASH_BITS

@@ -10,6 +10,7 @@ which stages become one is decided in `passes/fuse.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
@@ -171,6 +172,21 @@ class DedupStep:
 
 
 Step = FilterStep | ProjectStep | Probe | DedupStep
+
+
+def step_exprs(steps: Iterable[Step]) -> list[Expr]:
+    """What steps compute."""
+    found: list[Expr] = []
+    for step in steps:
+        match step:
+            case FilterStep(predicate):
+                found.append(predicate)
+            case ProjectStep(items):
+                found += [item.expr for item in items]
+            case Probe(keys=keys) | DedupStep(keys=keys):
+                found += keys
+    return found
+
 
 # --- sinks
 

@@ -172,7 +172,7 @@ class Coordinator:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether so many epochs have failed in a row that the job must end."""
+        """Whether `MAX_FAILURES` epochs have failed in a row: the job must end."""
         return self._failures >= MAX_FAILURES
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from scalein.ir.exprs import Expr
 from scalein.ir.functions.registry import makes_text
-from scalein.ir.stages import DedupStep, FilterStep, Partition, Probe, ProjectStep, Stage
+from scalein.ir.stages import Partition, Stage, step_exprs
 from scalein.layout import ERROR
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I64, PTR, const
@@ -30,15 +30,7 @@ _NULL = ir.Constant(PTR, None)
 
 def forgets_text(stage: Stage, sink_exprs: list[Expr]) -> bool:
     """Whether a stage makes text, and no longer needs it when a block ends."""
-    exprs = list(sink_exprs)
-    for step in stage.steps:
-        match step:
-            case FilterStep(predicate):
-                exprs.append(predicate)
-            case ProjectStep(items):
-                exprs += [item.expr for item in items]
-            case Probe(keys=keys) | DedupStep(keys=keys):
-                exprs += keys
+    exprs = [*sink_exprs, *step_exprs(stage.steps)]
     return not isinstance(stage.sink, Partition) and any(map(makes_text, exprs))
 
 

@@ -246,8 +246,8 @@ class RunLevels:
         return self._kernels.gather(np.ascontiguousarray(pointers[order])), hashes[order]
 
     def ranges(self, groups: range, runs: tuple[Run, ...], newest_count: int = 0) -> list[tuple[int, int]]:
-        """Ranges of the hashes of some groups of a shard that are each merged at once: so many records are in its runs,
-        and so many newer ones elsewhere.
+        """Ranges of the hashes of some groups of a shard that are each merged at once, for the records of its runs and
+        `newest_count` newer ones.
         """
         count = sum(map(self._weight, runs)) * len(groups) // SHARD_GROUPS  # hashes are uniformly distributed
         return _split_range(groups, -(-(count + newest_count) // self._merge_records) or 1)

@@ -49,7 +49,7 @@ class SumBounds:
         return [name for name, limit in zip(self._names, self._limits, strict=True) if limit is not None]
 
     def refresh(self, rows: int, measure: Measure) -> None:
-        """Measure some records, if a bound has used up half of its space; so many rows will be merged next."""
+        """Measure some records, if a bound has used up half of its space, before `rows` rows are merged."""
         if self._new is None:
             if not any(limit is not None and 2 * (bound - measured) >= limit - measured for bound, measured, limit in
                        zip(self._bounds, self._measured, self._limits, strict=True)):  # fmt: skip

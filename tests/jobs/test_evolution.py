@@ -431,7 +431,7 @@ def test_a_step_may_get_its_name_later(start: Started) -> None:
 
 def test_names_are_of_steps_with_state_and_used_once(start: Started) -> None:
     flow = si.from_source(Fed(1))
-    with pytest.raises(si.BadArgument, match="there is none"):
+    with pytest.raises(si.BadArgument, match="needs a step that has state"):
         flow.filter(col("v") > 1).named("rows")
     with pytest.raises(si.BadArgument, match="takes the name"):
         flow.distinct().named("")

@@ -189,7 +189,7 @@ class FileSink:
         return {"epoch": name, "files": [*files], "joined": _missing(waiting, files)}
 
     def _join(self, names: Sequence[str], epoch: str, limit_bytes: int) -> list[str]:
-        """Staged files with the rows of these, of up to so many bytes each, durable; large ones are not copied."""
+        """Staged, durable files with the rows of these, of up to `limit_bytes` each; larger ones are not copied."""
         groups: dict[str, list[tuple[list[str], int]]] = {}  # by directory: names, and their bytes
         for name in names:
             size, some = self.size_bytes([name]), groups.setdefault(os.path.dirname(name), [])
