@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -70,6 +71,56 @@ def bench_text_udf(race: Race, rows: int, workers: int) -> None:
     assert_same(found, in_duckdb(), by=())
     race(lambda: flow.collect(workers=workers), duckdb=in_duckdb, rounds=5, goals={"duckdb": 1},
          row_count=count, size_bytes=40 * count, bound="copies of a few bytes")
+
+
+@si.udaf
+class Mean:
+    total: float = 0.0
+    n: int = 0
+
+    def update(self, x: float):  # type: ignore[no-untyped-def]
+        self.total += x
+        self.n += 1
+
+    def merge(self, other):  # type: ignore[no-untyped-def]
+        self.total += other.total
+        self.n += other.n
+
+    def finish(self) -> float:
+        return self.total / self.n
+
+
+@si.udaf
+class Sum:
+    total: float = 0.0
+
+    def update(self, x: float):  # type: ignore[no-untyped-def]
+        self.total += x
+
+    def merge(self, other):  # type: ignore[no-untyped-def]
+        self.total += other.total
+
+    def finish(self) -> float:
+        return self.total
+
+
+_UDAFS: dict[str, Any] = {"mean": Mean, "sum": Sum}
+
+
+@pytest.mark.parametrize("keys", [0, 1_000, 1_000_000])
+@pytest.mark.parametrize("kind", ["mean", "sum"])
+def bench_udaf_against_built_in(race: Race, rows: int, kind: str, keys: int) -> None:
+    """A class that computes what an aggregate of scalein does; without keys, and of few and many groups."""
+    rng = np.random.default_rng(SEED + 11)
+    table = pa.table({"k": rng.integers(0, max(keys, 1), rows), "x": rng.random(rows)})
+    flow = si.from_arrow(table)
+    groups = flow.group_by("k") if keys else flow.group_by()
+    own = groups.agg(m=_UDAFS[kind](col("x")))
+    built_in = groups.agg(m=col("x").mean() if kind == "mean" else col("x").sum())
+    assert_same(own.collect(workers=1), built_in.collect(workers=1), by=("k",) if keys else ())
+    race(lambda: own.collect(workers=1), built_in=lambda: built_in.collect(workers=1),
+         goals={"built_in": 0.7 if kind == "mean" else 1 / 1.5},
+         row_count=rows, size_bytes=(16 if keys else 8) * rows, bound="memory" if not keys else "misses")
 
 
 def bench_udf_against_map_batches(race: Race, rows: int) -> None:

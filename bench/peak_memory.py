@@ -3,7 +3,8 @@
 `python -m bench.peak_memory [--memory 256MB] [--workers N] [case ...]` prints, for each case, the peak of anonymous
 memory (mapped files of the input do not count) above that just before the run, and the seconds it took. Results are
 consumed batch by batch. `--memory none` sets no limit. The files are written once, into a folder of the
-system's temporary directory.
+system's temporary directory. Cases that begin with "job:" run as a job with a checkpoint, those with "store:" fill a
+LogStore and read all of it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,13 @@ FILES: dict[str, Callable[[], Iterator[pa.Table]]] = {
 }
 
 
+STORES = {"store: text keys": ("rows20", "s"), "store: keys": ("rows20", "k")}
+
+
+def _file_of(name: str) -> str:
+    return (STORES if name in STORES else _cases())[name][0]
+
+
 def _cases() -> dict[str, tuple[str, Callable[[Any], Any]]]:
     import scalein as si
     from scalein import col
@@ -81,6 +90,10 @@ def _cases() -> dict[str, tuple[str, Callable[[Any], Any]]]:
         "sort by text": ("rows10", lambda f: f.sort("s")),
         "join": ("rows10", lambda f: f.select("k", "few").join(table("rows10").select("k", "v", "t"), on="k")),
         "join text": ("rows10", lambda f: f.select("k", "s").join(table("rows10").select("s", "v"), on="s")),
+        "join: right": ("rows10", lambda f: f.select("k", "few")
+                        .join(table("rows10").select("t", "v", k=col("k") + 1), on="k", how="right")),
+        "join text: outer": ("rows10", lambda f: f.select("k", "s").join(table("rows10").select("s", "v"), on="s",
+                                                                         how="outer")),
         "distinct": ("rows10", lambda f: f.select("k").distinct()),
         "distinct text": ("rows10", lambda f: f.select("s").distinct()),
         "long texts: sort": ("texts", lambda f: f.sort("k")),
@@ -89,7 +102,57 @@ def _cases() -> dict[str, tuple[str, Callable[[Any], Any]]]:
         "long texts: collect": ("texts", lambda f: f.group_by("k").agg(x=col("s").collect())),
         "long texts: join": ("texts", lambda f: f.select("k", "few").join(table("texts").select("k", "s"), on="k")),
         "long texts: n_unique": ("texts", lambda f: f.group_by("few").agg(x=col("s").n_unique())),
+        "job: text keys": ("rows20", lambda f: f.group_by("s").agg(n=si.count(), v=col("v").sum())),
+        "job: window quantile": ("rows10", lambda f: f.group_by("few", si.tumbling("t", 2_000_000))
+                                 .agg(q=col("v").quantile(0.9))),
+        "job: window n_unique": ("rows10", lambda f: f.group_by("few", si.tumbling("t", 2_000_000))
+                                 .agg(n=col("k").n_unique())),
+        "job: distinct text": ("rows10", lambda f: f.select("s").distinct()),
     }
+
+
+def _store_rows(path: Path) -> Iterator[pa.RecordBatch]:
+    # A whole file that is prebuffered would be held in memory.
+    for rows in pq.ParquetFile(path, pre_buffer=False).iter_batches(CHUNK // 8, columns=["k", "s", "v"]):
+        yield rows.append_column("n", pa.array(np.ones(rows.num_rows, np.int64)))
+
+
+def _run_store(key: str, batches: Iterator[pa.RecordBatch], memory: str | None, workers: int | None) -> int:
+    """Merge rows into a store, then scan it."""
+    from scalein.state import LogStore
+
+    keys, values = {"s": pa.string(), "k": pa.int64()}, {"n": pa.int64(), "v": pa.float64()}
+    with tempfile.TemporaryDirectory() as folder, LogStore.open(folder, key={key: keys[key]}, value=values,
+                                                                memory=memory, workers=workers or 2) as store:
+        for rows in batches:
+            store.merge(rows.select([key, "n", "v"]), n="sum", v="sum")
+        store.snapshot()
+        return sum(batch.num_rows for batch in store.scan())
+
+
+def _run_job(flow: Any, memory: str | None, workers: int | None) -> int:
+    import scalein as si
+
+    rows: list[int] = []
+    with tempfile.TemporaryDirectory() as folder:
+        sink = si.to_callback(lambda batch: rows.append(batch.num_rows))
+        flow.start(sink=sink, checkpoint=Path(folder) / "checkpoint", memory=memory, workers=workers).wait()
+    return sum(rows)
+
+
+def _run(name: str, path: Path, memory: str | None, workers: int | None, warm: bool) -> int:
+    """The number of rows that a case gives; to warm up, over the first few of its file."""
+    import scalein as si
+
+    file = pq.ParquetFile(path)
+    sample = pa.Table.from_batches([next(file.iter_batches(100))])
+    if name.startswith("store:"):
+        given = (rows.slice(0, 100) for rows in islice(_store_rows(path), 1)) if warm else _store_rows(path)
+        return _run_store(STORES[name][1], given, memory, workers)
+    flow = _cases()[name][1](si.from_arrow(sample) if warm else si.read_parquet(str(path)))
+    if name.startswith("job:"):
+        return _run_job(flow, memory, workers)
+    return sum(batch.num_rows for batch in flow.batches(memory=memory, workers=workers))
 
 
 def _status(field: str) -> int:
@@ -99,14 +162,10 @@ def _status(field: str) -> int:
 
 def run_case(name: str, memory: str | None, workers: int | None) -> dict[str, float]:
     """Run a case in this process."""
-    file, make = _cases()[name]
-    import scalein as si
-
-    path = FOLDER / f"{file}.parquet"
-    sample = pq.ParquetFile(path).schema_arrow.empty_table()
+    path = FOLDER / f"{_file_of(name)}.parquet"
     if "join" not in name:
-        list(make(si.from_arrow(sample)).batches(memory=memory))
-    before, started, rows = _status("RssAnon"), time.perf_counter(), 0
+        _run(name, path, memory, workers, warm=True)
+    before, started = _status("RssAnon"), time.perf_counter()
     done, peaks = threading.Event(), [before]
 
     def watch() -> None:
@@ -114,8 +173,7 @@ def run_case(name: str, memory: str | None, workers: int | None) -> dict[str, fl
             peaks.append(_status("RssAnon"))
 
     threading.Thread(target=watch, daemon=True).start()
-    for batch in make(si.read_parquet(str(path))).batches(memory=memory, workers=workers):
-        rows += batch.num_rows
+    rows = _run(name, path, memory, workers, warm=False)
     done.set()
     return {"rows": rows, "seconds": time.perf_counter() - started, "before": before / MB,
             "peak": (max(peaks) - before) / MB, "after": (_status("RssAnon") - before) / MB}
@@ -148,7 +206,7 @@ def main() -> None:
         print(json.dumps(run_case(given.cases[0], memory, given.workers)))
         return
     write_files()
-    for name in given.cases or _cases():
+    for name in given.cases or [*_cases(), *STORES]:
         command = [sys.executable, "-m", "bench.peak_memory", "--child", "--memory", given.memory]
         command += ["--workers", str(given.workers)] if given.workers else []
         done = subprocess.run([*command, name], capture_output=True, text=True)

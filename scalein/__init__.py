@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 from scalein.api import hints
 from scalein.api.column import Column, col, corr, count, cov, lit, when
 from scalein.api.flow import Flow
-from scalein.api.functions import coalesce, concat_str, max_horizontal, min_horizontal, struct
+from scalein.api.functions import (
+    coalesce,
+    concat_str,
+    dense_rank,
+    max_horizontal,
+    min_horizontal,
+    rank,
+    row_number,
+    struct,
+)
 from scalein.api.sinks import to_callback, to_console, to_csv, to_ipc, to_json, to_memory, to_parquet
 from scalein.api.sources import (
     flow,
@@ -22,13 +31,15 @@ from scalein.api.sources import (
     read_parquet,
 )
 from scalein.api.start import start
-from scalein.api.windows import sliding, tumbling
+from scalein.api.times import Duration, Timestamp, duration
+from scalein.api.windows import count_window, cumulate, session, sliding, tumbling
 from scalein.connectors.base import Sink, Source
 from scalein.errors import (
     BadArgument,
     BadData,
     BadDuration,
     BadName,
+    BadSql,
     CannotCompile,
     ComputeError,
     Damaged,
@@ -42,7 +53,9 @@ from scalein.errors import (
     WriteFailed,
     WrongType,
 )
-from scalein.udf import udf
+from scalein.ir.ring import Ring
+from scalein.sql import sql
+from scalein.udf import process, udaf, udf
 
 __version__ = "0.1.0"
 
@@ -51,19 +64,23 @@ __all__ = [
     "BadData",
     "BadDuration",
     "BadName",
+    "BadSql",
     "CannotCompile",
     "Column",
     "ComputeError",
     "Damaged",
+    "Duration",
     "Fenced",
     "Flow",
     "InternalError",
     "LateData",
     "NewerFormat",
+    "Ring",
     "ScaleinError",
     "Sink",
     "Source",
     "StoreFailed",
+    "Timestamp",
     "UnknownColumn",
     "WriteFailed",
     "WrongType",
@@ -73,7 +90,11 @@ __all__ = [
     "concat_str",
     "corr",
     "count",
+    "count_window",
     "cov",
+    "cumulate",
+    "dense_rank",
+    "duration",
     "flow",
     "from_arrow",
     "from_batches",
@@ -82,12 +103,17 @@ __all__ = [
     "lit",
     "max_horizontal",
     "min_horizontal",
+    "process",
+    "rank",
     "read_csv",
     "read_flight",
     "read_ipc",
     "read_json",
     "read_parquet",
+    "row_number",
+    "session",
     "sliding",
+    "sql",
     "start",
     "struct",
     "to_callback",
@@ -98,6 +124,7 @@ __all__ = [
     "to_memory",
     "to_parquet",
     "tumbling",
+    "udaf",
     "udf",
     "when",
 ]
@@ -110,4 +137,8 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # a type checker should go on reporting names that are not there
 
     def __getattr__(name: str) -> object:
+        if name == "model":  # imported when it is used
+            from importlib import import_module
+
+            return import_module("scalein.model")
         raise hints.missing("scalein", name, hints.MODULE)

@@ -72,6 +72,11 @@ def taken(array: pa.Array, rows: pa.Array) -> pa.Array:
         first = int(places[0])
         if int(places[-1]) - first == len(places) - 1 and bool((np.diff(places) == 1).all()):
             return array.slice(first, len(places))
+    return gathered(array, rows)
+
+
+def gathered(array: pa.Array, rows: pa.Array) -> pa.Array:
+    """The same, always in memory of its own."""
     plain = _without_views(array.type)
     if plain != array.type:
         return array.cast(plain).take(rows).cast(array.type)
@@ -79,6 +84,24 @@ def taken(array: pa.Array, rows: pa.Array) -> pa.Array:
         return array.take(rows)
     except pa.ArrowNotImplementedError:
         return _pieced(array, rows)
+
+
+def filtered(batch: pa.RecordBatch, mask: pa.Array) -> pa.RecordBatch:
+    """The rows for which a mask is true, also for types that pyarrow's own `filter` does not support (string views)."""
+    try:
+        return batch.filter(mask)
+    except pa.ArrowNotImplementedError:
+        import pyarrow.compute as pc  # which takes long to import
+
+        rows = pc.indices_nonzero(pc.fill_null(mask, False))
+        return pa.RecordBatch.from_arrays([taken(column, rows) for column in batch.columns], schema=batch.schema)
+
+
+def as_integers(times: pa.Array) -> pa.Array:
+    """Times as 64-bit integers, without a copy where they are already."""
+    if pa.types.is_timestamp(times.type):
+        return times.view(pa.int64())
+    return times if times.type == pa.int64() else times.cast(pa.int64())
 
 
 def scattered(array: pa.Array, places: np.ndarray, values: pa.Array) -> pa.Array:

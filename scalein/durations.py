@@ -39,8 +39,8 @@ class Span:
         return self.text
 
 
-def span(value: object, what: str, at: SourceLoc, *, zero: bool = False) -> Span:
-    """The length that `value` means; `what` names the argument in errors, `zero` allows an empty one.
+def span(value: object, what: str, at: SourceLoc, *, zero: bool = False, negative: bool = False) -> Span:
+    """The length that `value` means; `what` names the argument in errors, `zero` and `negative` allow such a one.
 
     >>> from scalein.errors import NOWHERE
     >>> span("1h30m", "size", NOWHERE).length // 10**9
@@ -58,7 +58,7 @@ def span(value: object, what: str, at: SourceLoc, *, zero: bool = False) -> Span
             found = Span(_parse(value, what, at), False, repr(value))
         case _:
             raise _unreadable(value, what, at)
-    if found.length < 0:
+    if found.length < 0 and not negative:
         raise BadDuration(f"the {what} is negative", at=at, found=found.text, hint="write it without the sign")
     if found.length == 0 and not zero:
         raise BadDuration(f"the {what} is zero", at=at, found=found.text, hint=_FORMS)
@@ -116,7 +116,7 @@ def in_units(length: Span, dtype: DType, what: str, column: str, at: SourceLoc) 
     if rest:
         raise BadDuration(f"the {what} is no whole number of {column}'s units ({dtype.unit})", at=at,
                           found=length.text, hint="cast the column to a finer unit, or take a longer duration")
-    if units > dtype.int_range()[1]:
+    if abs(units) > dtype.int_range()[1]:
         raise BadDuration(f"the {what} is longer than {column} can count ({dtype!r})", at=at, found=length.text)
     assert dtype.is_int or dtype.kind in (Kind.TS, Kind.DUR)
     return units

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Self, TypeVar
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -60,12 +60,16 @@ def here(other: SourceLoc = NOWHERE) -> SourceLoc:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        # Methods that dataclasses generate are in `<string>`, and so is the program of `python -c`.
-        if _is_users(code.co_filename) and not code.co_qualname.startswith("__create_fn__."):
-            return SourceLoc(code.co_filename, frame.f_lineno)
+        if is_users_code(frame.f_code):
+            return SourceLoc(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return other
+
+
+def is_users_code(code: CodeType) -> bool:
+    """Whether a user wrote it. Methods that dataclasses generate are in `<string>`, as is the program of `python -c`.
+    """
+    return _is_users(code.co_filename) and not code.co_qualname.startswith("__create_fn__.")
 
 
 @cache
@@ -90,6 +94,21 @@ def warn(text: str, at: SourceLoc = NOWHERE) -> None:
     logging.getLogger(sys._getframe(1).f_globals["__name__"]).warning("%s", text)
     at = here(at)
     warnings.warn_explicit(text, RuntimeWarning, at.file or "scalein", at.line)
+
+
+class ShortTraceback:
+    """Errors of the user's that leave this have a traceback that ends at the user's line, with no frame of scalein.
+
+    It stands in the function that the user calls: Python adds no frame to an error that it raises again.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, ScaleinError) and not isinstance(error, InternalError):
+            error.__traceback__ = error.__cause__ = None
+            error.__suppress_context__ = True
 
 
 Kind = TypeVar("Kind", bound="ScaleinError")
@@ -200,6 +219,10 @@ class BadName(ScaleinError):
 
 class BadArgument(ScaleinError):
     """An argument of a call is not one that it takes."""
+
+
+class BadSql(ScaleinError):
+    """SQL that cannot be read, or that asks for what is not supported; the place is underlined."""
 
 
 class BadDuration(ScaleinError):

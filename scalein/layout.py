@@ -66,10 +66,11 @@ DEDUP = "dedup"
 
 _OF_FLOWS = """
     row end errors unsafe stop progress first_row source base one piece piece.count pieces
+    picked due until once
     text.at text.end text.chunk bad.error bad.text bad.size
     full full.group full.need full.segment owner.worker owner.workers time.least time.greatest
     out out.capacity out.count direct.arena direct.size direct.first_slice direct.slices direct.slice_stride
-    ring.open ring.limit ring.least ring.greatest window.first slide.back range.first range.last
+    strays ring.open ring.limit ring.least ring.greatest window.first slide.back range.first range.last
     chain.next chain.longer owners pairs pairs.count spare log log.used
     part.heads part.free part.left part.taken part.log part.chunk_bytes
 """
@@ -83,7 +84,10 @@ _OF_PARQUET = """
     data left optional compressed room rows file pages pages.count values entries most_width done
     page at number next values_left width
 """
-SLOTS = frozenset((_OF_FLOWS + _OF_THE_STORE + _OF_PARQUET).split())
+_OF_FRAMES = """
+    in bits mask places valid times ties width out.valid stack0 stack1 stack2
+"""
+SLOTS = frozenset((_OF_FLOWS + _OF_THE_STORE + _OF_PARQUET + _OF_FRAMES).split())
 
 _COLUMN_PARTS = "data|data_bit|data_last|bits|bit|last|offsets|bytes|codes|values|buffers|sizes|buffer_count"
 _SLOT_FAMILIES = re.compile("|".join((
@@ -91,7 +95,7 @@ _SLOT_FAMILIES = re.compile("|".join((
     r"out\d+\.(data|valid|offsets|used|room)",  # a column of the output
     rf"(table|{DEDUP}|bag\d+|join\d+)\.(groups|arena|arena_size|used|heap|heap_left|heap_need)",  # a hash table
     rf"{DEDUP}\.blocks",
-    r"join\d+\.(least|span|rows|next|at|cursor|marks|mark_count)",
+    r"join\d+\.(least|span|rows|next|at|cursor|marks|mark_count|times|time_count|ends)",
     rf"join\d+\..*\.({_COLUMN_PARTS}|rows|known)",  # a column of a joined table
     r"log\d+\.(arena|arena_size|used)",
     r"(log\d+\.)?heap\.(at|left|need)",

@@ -7,7 +7,7 @@
 | SCALEIN_SAFE      | `safe`    | 1: bounds-checked kernels, slow, for hunting a wrong run          |
 | SCALEIN_CACHE_DIR | `cache`   | folder of compiled code; "" keeps it in memory only               |
 
-`memory` has no variable: without the argument there is no limit.
+`memory` and `deterministic` have no variable: without the argument there is no limit, and float sums are parallel.
 """
 
 from __future__ import annotations
@@ -80,17 +80,18 @@ def default_cache_dir() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run may use. Results never depend on any of it."""
+    """What a run may use. Results do not depend on it; without `deterministic`, float sums may differ in rounding."""
 
     workers: int = 1
     cpu: str = "native"
     safe: bool = False
     cache: str = ""
     memory: int | None = None  # bytes that aggregation may use before it goes to disk
+    deterministic: bool = False  # no bit of a float depends on the number of workers
 
     @staticmethod
     def make(*, workers: int | None = None, cpu: str | None = None, safe: bool | None = None,
-             cache: str | None = None, memory: str | int | None = None,
+             cache: str | None = None, memory: str | int | None = None, deterministic: bool = False,
              at: SourceLoc = NOWHERE) -> Options:
         """Options given by the call, else by the environment, else the defaults."""
         env = os.environ
@@ -101,12 +102,15 @@ class Options:
             workers = int(text) if text else granted_cores()
         if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 256:
             raise BadArgument("workers must be an integer from 1 to 256", at=at, found=repr(workers))
+        if not isinstance(deterministic, bool):
+            raise BadArgument("deterministic must be True or False", at=at, found=repr(deterministic))
         return Options(
             workers=workers,
             cpu=cpu or env.get("SCALEIN_CPU") or "native",
             safe=env.get("SCALEIN_SAFE", "0") not in ("", "0") if safe is None else safe,
             cache=env.get("SCALEIN_CACHE_DIR", default_cache_dir()) if cache is None else cache,
             memory=None if memory is None else parse_size(memory, at=at),
+            deterministic=deterministic,
         )
 
 

@@ -5,6 +5,7 @@ do not wait, and the Spark session that all tests of a process share.
 from __future__ import annotations
 
 import difflib
+import gc
 import os
 import random
 import re
@@ -35,6 +36,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """The workers of xdist have the seed of the run."""
     node.workerinput["examples_seed"] = node.config.option.hypothesis_seed
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests live until the end: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else DuckDB reports at exit that its own objects are left
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

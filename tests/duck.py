@@ -26,11 +26,12 @@ from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of
 from scalein.ir.functions.registry import REGISTRY, can_fail, is_host
-from scalein.ir.windows import Window
+from scalein.ir.over import WINDOW_FUNCTIONS
+from scalein.ir.windows import Cumulate, Session, Window
 from tests.duck_types import Untranslatable, cast, crossed, floordiv, literal, restored, sql_type
 
 # Functions and aggregates that DuckDB has not.
-UNTRANSLATED = ("udf", "hash", "approx_n_unique", "approx_quantile", "dt_local")
+UNTRANSLATED = ("udf", "hash", "approx_n_unique", "approx_quantile", "udaf", "dt_local")
 MAX_DIGITS_SUMMED = 30  # DuckDB sums decimals in 128 bits: a few values of 38 digits overflow them on the way
 
 def run(op: ops.Op) -> pa.Table:
@@ -99,6 +100,12 @@ class Query:
                 return " UNION ALL BY NAME ".join(parts)
             case ops.Join():
                 return self._join(op)
+            case ops.StreamJoin():
+                return self._stream_join(op)
+            case ops.Over():
+                return self._over(op)
+            case ops.AssignWindows():
+                return self._assign_windows(op)
             case ops.Aggregate():
                 return self._aggregate(op)
             case ops.Watermark():
@@ -111,7 +118,7 @@ class Query:
                 numbered = f"SELECT *, unnest(range({size})) AS __nth FROM ({self.relation(op.input)})"
                 made = ", ".join(f"{column}[__nth + 1] AS {column}" for column in columns)
                 return f"SELECT * EXCLUDE __nth REPLACE ({made}, list_append(__row, __nth) AS __row) FROM ({numbered})"
-            case ops.MapBatches():
+            case ops.MapBatches() | ops.Process():
                 raise Untranslatable("map_batches")
 
     def _sort(self, op: ops.Sort) -> str:
@@ -125,6 +132,60 @@ class Query:
         few = "" if op.count is None else f" WHERE __place <= {op.count}"
         columns = ", ".join(map(_name, op.schema.names))
         return f"SELECT {columns}, [__place] AS __row FROM ({numbered}){few}"
+
+    def _assign_windows(self, op: ops.AssignWindows) -> str:
+        kind = sql_type(type_of(op.window.time))
+        columns = ", ".join(map(_name, op.input.schema.names))
+        bounds = f"CAST(__start AS {kind}) AS window_start, CAST(__start + __size AS {kind}) AS window_end"
+        inner = _in_windows(op.window, self.relation(op.input))
+        last = f"__start + __size = max(__start + __size) OVER (PARTITION BY __row) AS {_name(op.schema.names[-1])}"
+        row = "list_append(__row, CAST(__start AS BIGINT)) AS __row"
+        return f"SELECT {columns}, {bounds}, {last}, {row} FROM ({inner})"
+
+    def _over(self, op: ops.Over) -> str:
+        if not _is_ordered(op.input):
+            raise Untranslatable("ties between rows without order")
+        nulls = "LAST" if op.nulls_last else "FIRST"
+        exprs = [f"{sql(key)} AS __key{k}" for k, key in enumerate(op.keys)]
+        exprs += [f"{sql(by.expr)} AS __by{k}" for k, by in enumerate(op.by)]
+        exprs += [f"{sql(arg)} AS __arg{i}_{k}" for i, call in enumerate(op.calls)
+                  for k, arg in enumerate(call.agg.args)]
+        by = [f"__by{k} {'DESC' if by.descending else 'ASC'} NULLS {nulls}" for k, by in enumerate(op.by)]
+        keys = ", ".join(f"__key{k}" for k in range(len(op.keys)))
+        partition = f"PARTITION BY {keys} " if keys else ""
+        found = []
+        for i, call in enumerate(op.calls):
+            order, frame = [*by, "__row"], "ROWS UNBOUNDED PRECEDING"
+            if call.agg.fn == "spaced":
+                raise Untranslatable("rows that depend on those that were kept")
+            if call.agg.fn in WINDOW_FUNCTIONS:
+                args = [f"__arg{i}_{k}" for k in range(len(call.agg.args))]
+                value, frame = WINDOW_FUNCTIONS[call.agg.fn].duckdb.format(*args, params=call.agg.params), ""
+                order = by if call.agg.fn.endswith("rank") else order
+            else:
+                if "{order}" in AGGREGATES[call.agg.fn].duckdb:
+                    raise Untranslatable("an order inside of a frame")
+                value = _aggregate(call.agg, i)
+                if not value.startswith(("count(", "CAST(sum(", "avg(", "min(", "max(", "var_samp(", "stddev_samp(")):
+                    raise Untranslatable(f"{call.agg.fn} over a frame")
+                if call.frame.is_whole:
+                    frame = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
+                elif call.frame.rows is not None:
+                    frame = f"ROWS {call.frame.rows - 1} PRECEDING"
+                elif call.frame.within is not None:
+                    order, frame = [f"CAST(__by0 AS HUGEINT) ASC NULLS {nulls}"], f"RANGE {call.frame.within} PRECEDING"
+                elif call.frame.with_peers:
+                    order, frame = by, "RANGE UNBOUNDED PRECEDING"
+            window = f" OVER ({partition}ORDER BY {', '.join(order)} {frame})"
+            if value.startswith("CAST(sum("):
+                inner, _, kind = value.removeprefix("CAST(").rpartition(" AS ")
+                value = f"CAST({inner}{window} AS {kind}"
+            else:
+                value += window
+            found.append(f"{value} AS {_name(call.name)}")
+        inner = f"SELECT *, {', '.join(exprs)} FROM ({self.relation(op.input)})" if exprs else self.relation(op.input)
+        columns = ", ".join(map(_name, op.input.schema.names))
+        return f"SELECT {columns}, __row, {', '.join(found)} FROM ({inner})"
 
     def _source(self, op: ops.Source) -> str:
         data: Any = op.data
@@ -156,13 +217,50 @@ class Query:
         condition = f" ON {on}" if on else ""
         return f"SELECT {', '.join(columns)}, {row} FROM ({left}) l {how} JOIN ({right}) r{condition}"
 
+    def _stream_join(self, op: ops.StreamJoin) -> str:
+        """A join with the bound as one more condition; of as-of joins DuckDB takes any of equal times."""
+        bound = op.bound
+        if bound is None:
+            kind = ops.OuterJoin if op.how in ("right", "outer") else ops.Join
+            return self._join(kind(op.left, op.right, op.left_keys, op.right_keys, op.how, op.keep))
+        if bound.pick != "all":
+            raise Untranslatable("the last of equal times")
+        sides = []
+        for side, keys, time in ((op.left, op.left_keys, bound.left), (op.right, op.right_keys, bound.right)):
+            timed = f"SELECT *{_keys(keys)}, CAST({sql(time)} AS HUGEINT) AS __t FROM ({self.relation(side)})"
+            sides.append(f"SELECT * FROM ({timed}) WHERE __t IS NOT NULL")
+        on = " AND ".join(f"l.__key{i} = r.__key{i}" for i in range(len(op.left_keys)))
+        window = ""
+        if bound.size:
+            size, kind = str(bound.size), sql_type(type_of(bound.left))
+            time = "l.__t" if op.how in ("semi", "anti") else "coalesce(l.__t, r.__t)"
+            on += f" AND {floordiv('l.__t', size)} = {floordiv('r.__t', size)}"
+            window = "".join(f", CAST({floordiv(time, size)} * {size} + {more} AS {kind}) AS {name}"
+                             for name, more in (("window_start", 0), ("window_end", bound.size)))
+        else:
+            on += f" AND r.__t - l.__t BETWEEN {bound.low} AND {bound.high}"
+        columns = [f"l.{_name(name)}" for name in op.left.schema.names]
+        if op.how in ("semi", "anti"):
+            return (f"SELECT {', '.join(columns)}{window}, l.__row "
+                    f"FROM ({sides[0]}) l {op.how.upper()} JOIN ({sides[1]}) r ON {on}")
+        if op.how in ("right", "outer"):
+            keys = {key.name: k for k, key in enumerate(op.left_keys) if isinstance(key, Col)}
+            columns = [f"coalesce(l.{_name(name)}, r.__key{keys[name]}) AS {_name(name)}" if name in keys else
+                       f"l.{_name(name)}" for name in op.left.schema.names]  # fmt: skip
+        columns += [f"r.{_name(column)} AS {_name(name)}" for name, column in op.keep]
+        row = f"list_concat(coalesce(l.__row, [{2**62}]), coalesce(r.__row, [])) AS __row"
+        how = {"outer": "FULL"}.get(op.how, op.how.upper())
+        return (f"SELECT {', '.join(columns)}{window}, {row} "
+                f"FROM ({sides[0]}) l {how} JOIN ({sides[1]}) r ON {on}")
+
     def _aggregate(self, op: ops.Aggregate) -> str:
         source = self.relation(op.input)
         keys = [f"{sql(key.expr)} AS {_name(key.name)}" for key in op.keys]
         shown = [_name(key.name) for key in op.keys]
         args = [f"{sql(arg)} AS __arg{i}_{k}" for i, item in enumerate(op.aggs) for k, arg in enumerate(item.agg.args)]
         if op.window is not None:
-            source = _in_windows(op.window, source)
+            source = (_in_sessions(op.window, [sql(key.expr) for key in op.keys], source)
+                      if isinstance(op.window, Session) else _in_windows(op.window, source))
             keys += ["__start", "__start + __size AS __end"]
             kind = sql_type(type_of(op.window.time))
             shown += [f"CAST(__start AS {kind}) AS window_start", f"CAST(__end AS {kind}) AS window_end"]
@@ -183,13 +281,35 @@ def _is_ordered(op: ops.Op) -> bool:
     return all(map(_is_ordered, op.inputs))
 
 
+def _in_sessions(window: Session, keys: list[str], source: str) -> str:
+    """Every row with its session: as many have begun as there were gaps before it."""
+    timed = f"SELECT * FROM (SELECT *, CAST({sql(window.time)} AS HUGEINT) AS __time FROM ({source}))"
+    timed = f"SELECT {', '.join(['*', *(f'{key} AS __by{k}' for k, key in enumerate(keys))])} FROM ({timed})"
+    timed += " WHERE __time IS NOT NULL"
+    by = f"PARTITION BY {', '.join([*(f'__by{k}' for k in range(len(keys))), '1'])}"
+    new = f"CASE WHEN __time - lag(__time) OVER ({by} ORDER BY __time, __row) <= {window.gap} THEN 0 ELSE 1 END"
+    begun = f"SELECT *, sum(__new) OVER ({by} ORDER BY __time, __row ROWS UNBOUNDED PRECEDING) AS __session FROM ("
+    begun += f"SELECT *, {new} AS __new FROM ({timed}))"
+    start, end = (f"{fn}(__time) OVER ({by}, __session)" for fn in ("min", "max"))
+    return f"SELECT *, {start} AS __start, {end} - {start} + {window.gap} AS __size FROM ({begun})"
+
+
 def _in_windows(window: Window, source: str) -> str:
     """Every row once for each window that holds it."""
     timed = f"SELECT *, CAST({sql(window.time)} AS HUGEINT) AS __time FROM ({source})"
-    first = f"CAST({floordiv(f'(__time - {window.size})', str(window.every))} + 1 AS BIGINT)"
-    last = f"CAST({floordiv('__time', str(window.every))} AS BIGINT)"
+    time = f"(__time - {window.offset})"
+    if isinstance(window, Cumulate):  # numbers of steps; a window ends with the step
+        first = f"CAST({floordiv(time, str(window.every))} AS BIGINT)"
+        last = f"CAST(({floordiv(time, str(window.size))} + 1) * {window.size // window.every} - 1 AS BIGINT)"
+    else:
+        first = f"CAST({floordiv(f'({time} - {window.size})', str(window.every))} + 1 AS BIGINT)"
+        last = f"CAST({floordiv(time, str(window.every))} AS BIGINT)"
     numbered = f"SELECT *, unnest(range({first}, {last} + 1)) AS __k FROM ({timed}) WHERE __time IS NOT NULL"
-    return f"SELECT *, __k::HUGEINT * {window.every} AS __start, {window.size} AS __size FROM ({numbered})"
+    start, size = f"__k::HUGEINT * {window.every}", str(window.size)
+    if isinstance(window, Cumulate):
+        end, start = f"{start} + {window.every}", f"{floordiv(start, size)}::HUGEINT * {size}"
+        size = f"{end} - {start}"
+    return f"SELECT *, {start} + {window.offset} AS __start, {size} AS __size FROM ({numbered})"
 
 
 def _aggregate(agg: Agg, number: int) -> str:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import duckdb
 import pyarrow as pa
 import pytest
 from _pytest.mark import ParameterSet
-from hypothesis import HealthCheck, assume, currently_in_test_context, note, settings
+from hypothesis import HealthCheck, assume, core, currently_in_test_context, note, settings
 
 import scalein as si
 from scalein.api.flow import Flow
@@ -62,6 +62,7 @@ COMPILED = [
     Engine("llvm-sse2", cpu="x86-64"),
     Engine("llvm-v3-64rows-w3", 64, workers=3, cpu="x86-64-v3"),
 ]
+CPUS = ("native", "x86-64-v3", "x86-64")
 
 
 def _param(engine: Engine) -> ParameterSet:
@@ -84,10 +85,15 @@ def engines_and(name: str, values: Sequence[object], *, untranslated: Sequence[o
 
 
 def settled(engine: Engine, table: pa.Table) -> Engine:
-    """The engine, or the one that VARIED stands for with this data: the same whenever an example is run again."""
+    """The engine, or the one that VARIED stands for with this data: the same whenever an example is run again.
+
+    All examples of a test are compiled for one CPU, so that equal kernels are compiled once; other seeds, other CPUs.
+    """
     if engine is not VARIED:
         return engine
-    return COMPILED[_digest(table) % len(COMPILED)]
+    test = os.environ["PYTEST_CURRENT_TEST"].partition("[")[0]
+    cpu = CPUS[zlib.crc32(f"{core.global_force_seed} {test}".encode()) % len(CPUS)]
+    return replace(COMPILED[_digest(table) % len(COMPILED)], cpu=cpu)
 
 
 def _digest(table: pa.Table) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 
@@ -40,9 +41,31 @@ OPS: dict[type, Flow] = {
     ops.MapBatches: FLOW.map_batches(lambda batch: batch.slice(1), TABLE.schema),
     ops.Join: FLOW.join(OTHER, on="y"),
     ops.OuterJoin: FLOW.join(OTHER, on="y", how="outer"),
+    ops.StreamJoin: FLOW.join(FLOW.select("y", "t", v=col("x")), on="y", within=si.tumbling("t", "1h")),
     ops.Aggregate: FLOW.group_by("b").agg(n=si.count()),
     ops.Watermark: FLOW.with_watermark("t", "5s"),
 }
+
+
+@si.process
+class Changes:
+    """Rows whose value is not that of the key's row before, with how many there were so far."""
+
+    before: int | None = None
+    n: int = 0
+
+    def on_row(self, row: Any) -> Any:
+        if self.before is None or row.x is None or row.x != self.before:
+            self.n += 1
+            for i in range(2 if row.f is not None and row.f > 1 else 1):
+                yield {"n": self.n, "i": i, "s": row.s, "before": self.before, "big": row.y > 2}
+        self.before = row.x
+
+
+OPS[ops.Over] = FLOW.with_columns(before=col("x").lag().over("b", order_by="t"),
+                                  recent=col("f").sum().over("b", order_by="t", rows=3))
+OPS[ops.AssignWindows] = FLOW.group_by("b", si.sliding("t", "10s", every="4s")).top_k(2, by=["x", "t"])
+OPS[ops.Process] = FLOW.with_watermark("t", "5s").group_by("b").process(Changes)
 
 x, y, f, s, b, t, tags, at = (col(name) for name in (*"xyfsbt", "tags", "at"))
 
@@ -52,6 +75,36 @@ def odd_or_more(x: int, y: int) -> float:
     while y > 3 and x % 2 == 0:
         y -= 1
     return x / y
+
+
+@si.udaf
+class Spread:
+    """The greatest value minus the least one, and how often the second argument was missing."""
+
+    least: int | None = None
+    most: int = 0
+    missing: int = 0
+
+    def update(self, x: int, y: int | None) -> None:
+        self.missing += y is None
+        if self.least is None:
+            self.least = self.most = x
+            return
+        self.least = min(self.least, x)
+        self.most = max(self.most, x)
+
+    def merge(self, other: Spread) -> None:
+        self.missing += other.missing
+        if other.least is None:
+            return
+        if self.least is None:
+            self.least, self.most = other.least, other.most
+            return
+        self.least = min(self.least, other.least)
+        self.most = max(self.most, other.most)
+
+    def finish(self) -> float | None:
+        return None if self.least is None else self.most - self.least + self.missing / 2
 
 
 EXAMPLES: dict[str, Column] = {
@@ -86,6 +139,7 @@ AGGS: dict[str, Column] = {
     **{fn: getattr(x, fn)("f") for fn in ("arg_min", "arg_max")}, "cov": si.cov(x, "f"), "corr": si.corr(x, y),
     "n_unique": s.n_unique(), "quantile": f.quantile(0.7), "collect": s.collect(), "top_k": s.top_k(2, by="x"),
     "approx_n_unique": s.approx_n_unique(), "approx_quantile": f.approx_quantile(0.7),
+    "udaf": Spread(y, x),
 }  # fmt: skip
 
 

@@ -32,10 +32,17 @@ FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 0.1, 3.75, 100.0, 1e1
           1.7976931348623157e308, float(2**53), 9.223372036854775807e18, -9.223372036854775808e18, math.inf,
           -math.inf, math.nan]  # fmt: skip
 WORDS = ["", "a", "b", "ab", "abc", "view", "Ünïcödé", "日本語", "👩🏽‍🚀", "it's", "thirteen byte", "x" * 40,
-         " \t ab\u2003", "ΑΣ ΒΣΓ", "straße ŉ", "aXaxa"]
+         " \t ab\u2003", "ΑΣ ΒΣΓ", "straße ŉ", "aXaxa", "12", " -7\n", "3.5e2", "1,2,,x", "1_0.5", "a b  c", "x/y/z"]
 POOL: dict[str, list[Any]] = {"int": INTS, "float": FLOATS, "bool": [True, False], "str": WORDS}
 _COMPARE = ["==", "!=", "<", "<=", ">", ">="]
-_FLOAT_1 = ["sqrt", "exp", "log", "sin", "cos", "tan", "atan", "fabs", "log2", "log10", "tanh", "expm1", "asin", "cbrt"]
+SEPARATORS = ["','", "'/'", "'a'", "' '", "'本'", "'ab'", ""]
+_CLASSES = ["isalpha", "isalnum", "isdigit", "isdecimal", "isnumeric", "isspace", "isprintable", "isascii", "isupper",
+            "islower"]  # fmt: skip
+_FORMATS = {"int": ["05d", ">7", "<4", "^9", "+", ",", "x>12,", ".1%", "e"], "str": [">8", "<3", "^9", ".2", "*^7.1"],
+            "float": [".0f", ".3f", "8.2f", "+.1f", "012.3f", ",.2f", ".2e", ".4g", ".1%", "^14.1f"],
+            "bool": ["d", ">3"]}  # fmt: skip
+_FLOAT_1 = ["gamma", "lgamma", "ulp", "sqrt",
+           "exp", "log", "sin", "cos", "tan", "atan", "fabs", "log2", "log10", "tanh", "expm1", "asin", "cbrt"]
 
 
 def i64(value: int) -> int:
@@ -48,6 +55,11 @@ def real(value: Any) -> Any:
     if isinstance(value, complex):
         raise ValueError
     return value
+
+
+def items_of(kind: str) -> list[str]:
+    """The types of a tuple's items; none of what is no tuple."""
+    return kind.removeprefix("tuple[").removesuffix("]").split(", ") if kind.startswith("tuple") else []
 
 
 @dataclass
@@ -80,6 +92,12 @@ class Writer:
         callees = [callee for callee in self.callees if callee.result == kind]
         if callees and self.random.random() < 0.3:
             return self.call(self.pick(callees), depth)
+        if kind.startswith("tuple"):
+            return self.join("({}, {})", *(self.expr(each, depth - 1) for each in items_of(kind)))
+        pairs = [callee for callee in self.callees if kind in items_of(callee.result)]
+        if pairs and self.random.random() < 0.2:
+            callee = self.pick(pairs)
+            return self.join(f"{{}}[{items_of(callee.result).index(kind)}]", self.call(callee, depth))
         write: dict[str, Callable[[int], Text]] = {
             "int": self.int_expr, "float": self.float_expr, "bool": self.bool_expr, "str": self.str_expr,
         }  # fmt: skip
@@ -93,6 +111,8 @@ class Writer:
         return plain, f"_i({checked})"
 
     def leaf(self, kind: str) -> Text:
+        if kind.startswith("tuple"):
+            return self.join("({}, {})", *map(self.leaf, items_of(kind)))
         names = self.names.get(kind, [])
         if names and self.random.random() < 0.75:
             return (self.pick(names),) * 2
@@ -113,7 +133,28 @@ class Writer:
         return f"{callee.name}({plain})", f"_{callee.name}({checked})"
 
     def int_expr(self, depth: int) -> Text:
-        match self.random.randrange(13):
+        match self.random.randrange(18):
+            case 13:
+                method = self.pick(["find", "rfind", "count", "index", "rindex"])
+                bounds = self.pick(["", "", ", {}", ", {}, {}"])
+                parts = [self.leaf("int") for _ in range(bounds.count("{}"))]
+                return self.join(f"{{}}.{method}({{}}{bounds})", self.expr("str", depth), self.leaf("str"), *parts)
+            case 14:
+                return self.join("len({})", self.pieces(depth))
+            case 15:
+                return self.int_checked("int({})", self.expr("str", depth))
+            case 16:
+                small = "abs({}) % 40"
+                patterns = ["math.gcd({}, {})", "math.lcm({}, {})", f"math.comb({small}, {small})", "math.comb({}, 2)",
+                            f"math.perm({small}, {small})", f"math.factorial({small})", "math.isqrt({})",
+                            "({}).bit_length()", "({}).bit_count()", "divmod({}, {})[0]",
+                            "divmod({}, {})[1]"]  # fmt: skip
+                pattern = self.pick(patterns)
+                return self.int_checked(pattern, *(self.expr("int", depth) for _ in range(pattern.count("{}"))))
+            case 17:
+                return self.join(self.pick(["ord({}[0])", "ord({}[-1])"]),
+                                 self.expr("str", depth)) if self.random.random() < 0.5 else self.join(
+                    "math.frexp({})[1]", self.expr("float", depth))
             case 0 | 1 | 2 | 3:
                 return self.int_checked(f"({{}} {self.pick(['+', '-', '*'])} {{}})", self.expr("int", depth),
                                         self.expr("int", depth))
@@ -142,7 +183,14 @@ class Writer:
                 return self.join("len({})", self.expr("str", depth))
 
     def float_expr(self, depth: int) -> Text:
-        match self.random.randrange(10):
+        match self.random.randrange(12):
+            case 10:
+                return self.join("float({})", self.expr("str", depth))
+            case 11:
+                pattern = self.pick(["round({}, 2)", "round({}, 0)", "math.modf({})[0]", "math.modf({})[1]",
+                                     "math.frexp({})[0]", "math.remainder({}, {})", "math.nextafter({}, {})",
+                                     "math.hypot({}, {}, {})", "divmod({}, {})[1]"])  # fmt: skip
+                return self.join(pattern, *(self.expr("float", depth) for _ in range(pattern.count("{}"))))
             case 0 | 1 | 2 | 3:
                 other = self.pick(["float", "float", "int"])
                 return self.join(f"({{}} {self.pick(['+', '-', '*', '/', '//', '%'])} {{}})", self.expr("float", depth),
@@ -164,7 +212,18 @@ class Writer:
                 return self.join(f"{self.pick(['-', 'abs', '+'])}({{}})", self.expr("float", depth))
 
     def bool_expr(self, depth: int) -> Text:
-        match self.random.randrange(8):
+        match self.random.randrange(11):
+            case 8:
+                return self.join(f"{{}}.{self.pick(_CLASSES)}()", self.expr("str", depth))
+            case 9:
+                return self.join("({} in {})", self.leaf("str"), self.pieces(depth))
+            case 10:
+                optional = list(self.optional)
+                if optional and self.random.random() < 0.6:
+                    name = self.pick(optional)
+                    return self.join(f"({name} {self.pick(['==', '!='])} {{}})", self.leaf(self.optional[name]))
+                pattern = self.pick(["({}).is_integer()", "math.isclose({}, {}, rel_tol=0.1)"])
+                return self.join(pattern, *(self.expr("float", depth) for _ in range(pattern.count("{}"))))
             case 0 | 1 | 2:
                 kinds = self.pick(["int int", "float float", "int float", "str str", "bool bool"]).split()
                 return self.join(f"({{}} {self.pick(_COMPARE)} {{}})", *(self.expr(kind, depth) for kind in kinds))
@@ -187,10 +246,37 @@ class Writer:
                     return (f"({self.pick(list(self.optional))} is {self.pick(['None', 'not None'])})",) * 2
                 return self.join(f"math.{self.pick(['isnan', 'isinf', 'isfinite'])}({{}})", self.expr("float", depth))
 
+    def pieces(self, depth: int) -> Text:
+        """What split gives."""
+        separator = self.pick(SEPARATORS)
+        limit = self.pick(["", "", ", maxsplit=1", ", maxsplit=2", ", maxsplit=0"])
+        arguments = f"{separator}{limit}".removeprefix(", ")
+        method = "rsplit" if separator and limit else "split"
+        return self.join(f"{{}}.{method}({arguments})", self.expr("str", depth))
+
     def str_expr(self, depth: int) -> Text:
         """Text stays short, whatever loops make of it."""
         text = self.expr("str", depth)
-        match self.random.randrange(12):
+        match self.random.randrange(19):
+            case 12 | 13:
+                return self.join(self.pick(["{}[0]", "{}[1]", "{}[-1]", "{}[-2]"]), self.pieces(depth))
+            case 14:
+                return self.join("{}.join({})[:50]", self.leaf("str"), self.pieces(depth))
+            case 15:
+                method = self.pick(["partition", "rpartition"])
+                return self.join(f"{{}}.{method}({{}})[{self.random.randrange(-3, 3)}]", text, self.leaf("str"))
+            case 16:
+                method = self.pick(["zfill({} % 30)", "ljust({} % 20)", "rjust({} % 20, 'é')", "center({} % 20, '-')",
+                                    "replace('a', 'bcd', {})", "capitalize()", "casefold()", "removeprefix('a')",
+                                    "removesuffix('b')"])  # fmt: skip
+                return self.join(f"{{}}.{method}[:50]", *[text, self.leaf("int")][: 1 + method.count("{}")])
+            case 17:
+                return self.join(self.pick(["({} * ({} % 4))[:50]", "{0}[::-1]", "chr(({1} % 1000))"]), text,
+                                 self.leaf("int"))  # fmt: skip
+            case 18:
+                kind = self.pick(list(_FORMATS))
+                found = self.names.get(kind, [])
+                return (f"f'{{{self.pick(found)}:{self.pick(_FORMATS[kind])}}}'[:50]",) * 2 if found else text
             case 0:
                 return self.join(f"{self.pick(['min', 'max'])}({{}}, {{}})", text, self.expr("str", depth))
             case 1 | 2 | 3:
@@ -242,7 +328,7 @@ class Writer:
 
     def statements(self, level: int, depth: int, in_loop: bool, result: str) -> None:
         for _ in range(self.random.randrange(1, 4)):
-            choice = self.random.randrange(12)
+            choice = self.random.randrange(14)
             kind = self.pick(list(self.names))
             free = [name for name in self.names[kind] if name not in self.fixed]
             if choice < 5 or depth <= 0:
@@ -256,6 +342,8 @@ class Writer:
                 self.branch(level, depth, in_loop, result)
             elif choice < 10:
                 self.loop(level, depth, result)
+            elif choice == 12:
+                self.unpack(level)
             elif choice == 10 and in_loop:
                 test = self.expr("bool", 2)
                 self.put(level, f"if {test[0]}:", f"if {test[1]}:")
@@ -266,6 +354,27 @@ class Writer:
                     value = ("None", "None")
                 self.put(level, f"if {test[0]}:", f"if {test[1]}:")
                 self.put(level + 1, f"return {value[0]}", f"return {value[1]}")
+
+    def unpack(self, level: int) -> None:
+        """Two names from a tuple, of a name, of a call or of pieces."""
+        kinds = [self.pick(["int", "float", "bool", "str"]) for _ in range(2)]
+        names = [f"v{self.count}", f"v{self.count + 1}"]
+        pairs = [callee for callee in self.callees if callee.result.startswith("tuple")]
+        if pairs and self.random.random() < 0.6:
+            callee = self.pick(pairs)
+            kinds, value = list(items_of(callee.result)), self.call(callee, 2)
+        elif self.random.random() < 0.3:
+            kinds, value = ["str", "str"], self.pieces(1)
+        else:
+            value = self.expr(f"tuple[{kinds[0]}, {kinds[1]}]", 2)
+        self.count += 2
+        if self.random.random() < 0.3:
+            whole = f"t{self.count}"
+            self.put(level, f"{whole} = {value[0]}", f"{whole} = {value[1]}")
+            value = (whole, whole)
+        self.put(level, f"{', '.join(names)} = {value[0]}", f"{', '.join(names)} = {value[1]}")
+        for name, kind in zip(names, kinds, strict=True):
+            self.names.setdefault(kind, []).append(name)
 
     def augment(self, level: int, name: str, kind: str) -> None:
         sign = self.pick(["+", "-", "*"])
@@ -296,7 +405,15 @@ class Writer:
         name = f"i{self.count}"
         self.count += 1
         self.fixed.add(name)
-        if self.random.random() < 0.5:
+        kind = "int"
+        if self.random.random() < 0.3:
+            kind, over = "str", self.pieces(1) if self.random.random() < 0.6 else self.expr("str", 1)
+            if self.random.random() < 0.3:
+                self.fixed.add(f"n{name}")
+                self.put(level, *self.join(f"for n{name}, {name} in enumerate({{}}, {self.pick([0, 1, -7])}):", over))
+            else:
+                self.put(level, *self.join(f"for {name} in {{}}:", over))
+        elif self.random.random() < 0.5:
             stop = self.expr("int", 1)
             step = self.pick(["", "", ", 2", ", -1", ", -3"])
             pattern = f"for {name} in range({self.random.randrange(-2, 3)}, min(max({{}}, -4), 6){step}):"
@@ -307,9 +424,12 @@ class Writer:
             self.put(level, f"while {name} > 0 and {plain}:", f"while {name} > 0 and {checked}:")
             self.put(level + 1, f"{name} -= 1")
         before = {kind: list(names) for kind, names in self.names.items()}
-        self.names.setdefault("int", []).append(name)
+        self.names.setdefault(kind, []).append(name)
         self.scoped(level + 1, depth, True, result)
         self.names = before
+        if self.random.random() < 0.2:
+            self.put(level, "else:")
+            self.scoped(level + 1, depth, False, result)
 
 
 @dataclass(frozen=True)
@@ -343,6 +463,8 @@ def write(seed: int, name: str, callees: list[Function]) -> Function:
         else:
             writer.names.setdefault(kind, []).append(f"p{number}")
     result = rng.choice(["int", "float", "bool", "str"])
+    if name == "helper" and rng.random() < 0.5:
+        result = f"tuple[{rng.choice(['int', 'float', 'str'])}, {rng.choice(['bool', 'float', 'str'])}]"
     writer.may_end = name == "main" and rng.random() < 0.3
     for _ in range(rng.randrange(1, 4)):
         writer.new_local(1, rng.choice(["int", "float", "bool", "str"]))

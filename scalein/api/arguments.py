@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 
 from scalein.api.column import Column, as_column, as_expr, lit
-from scalein.dtypes import DType, Schema, element_of, from_arrow_type
-from scalein.dtypes import alike as same_type
+from scalein.api.windows import WindowSpec, resolve_window
+from scalein.connectors.in_memory import Batches
+from scalein.dtypes import BOOL, DType, Kind, Schema, alike, element_of, from_arrow_type
+from scalein.durations import in_units, span
 from scalein.errors import BadArgument, BadName, SourceLoc, WrongType, type_name
-from scalein.ir.exprs import Call, Col, Expr, Named, type_of
+from scalein.ir.exprs import Agg, Call, Col, Expr, Named, OverResult, type_of, walk
 from scalein.ir.functions.nested import is_struct
+from scalein.ir.internal_names import internal
 from scalein.ir.literals import PLAIN, hint_for_object
-from scalein.ir.ops import By, Distinct, Explode, Join, Op, OuterJoin, Project, Sort
+from scalein.ir.ops import (
+    Aggregate,
+    By,
+    Distinct,
+    Explode,
+    Filter,
+    Join,
+    Op,
+    OuterJoin,
+    Over,
+    Project,
+    Sort,
+    Source,
+    StreamJoin,
+    Watermark,
+)
+from scalein.ir.ops.process import time_of
+from scalein.ir.ops.stream_join import WINDOW_COLUMNS, TimeBound
+from scalein.ir.over import Frame, OverCall
+from scalein.ir.physical import identity
 from scalein.ir.printer import show_expr
 from scalein.ir.resolve import Scope, column, resolve, shown
+from scalein.ir.rewrite import walk_ops
+from scalein.ir.stages import FOREVER
 from scalein.ir.unify import as_decimal, cast_to, common_type, nested_hint
 
+_KEYS_HINT = 'write on="id", or left_on="id", right_on="ad_id"'
 HOWS = ("inner", "left", "right", "outer", "semi", "anti", "cross")
 _HOWS_ELSEWHERE = {
     **dict.fromkeys(("full", "full_outer", "fullouter", "outer_coalesce"), "outer"),
@@ -49,11 +76,145 @@ def join(left: Op, right: Op, on: Keys | None, left_on: Keys | None, right_on: K
     right_scope = Scope(right.schema, "join (right side)", at)
     left_keys = [row_expr(as_column(key, "join"), left_scope) for key in left_given]
     right_keys = [row_expr(as_column(key, "join"), right_scope) for key in right_given]
-    pairs = [_same_type(a, b, at) for a, b in zip(left_keys, right_keys, strict=True)]
+    pairs = [same_type(a, b, at) for a, b in zip(left_keys, right_keys, strict=True)]
     keep = () if how in ("semi", "anti") else _kept(left, right, right_keys, at)
     if how in ("right", "outer"):
         return _outer_join(left, right, left_keys, pairs, how, keep, at)
     return Join(left, right, tuple(a for a, _ in pairs), tuple(b for _, b in pairs), how, keep, at=at)
+
+
+STREAM_HOWS = HOWS[:-1]
+STRATEGIES = ("backward", "forward", "nearest")
+
+
+def stream_join(left: Op, right: Op, keys: tuple[Keys | None, Keys | None, Keys | None], how: str, *,
+                within: object = None, between: object = None, keep: object = None, at: SourceLoc) -> StreamJoin:
+    """The join of two streams, by one of the bounds."""
+    given = [name for name, value in (("within", within), ("between", between), ("keep", keep)) if value is not None]
+    if len(given) > 1:
+        raise BadArgument(f"join takes {given[0]}= or {given[1]}=, not both", at=at)
+    if how not in STREAM_HOWS:
+        if how == "cross":
+            raise BadArgument("a join of two streams has keys", at=at, found="how='cross'", hint=_KEYS_HINT)
+        join(left, right, *keys, how, at)  # raises
+    if within is not None:
+        for op in (left, right):
+            clash = [name for name in WINDOW_COLUMNS if op.schema.get(name) is not None]
+            if clash:
+                raise BadName(f"a join in windows adds the column {clash[0]!r}, and there is one", at=at,
+                              has=", ".join(op.schema.names), hint="rename it before the join")
+    found = join(left, right, *keys, how, at)
+    left, right = found.left, found.right
+    bound = None
+    if within is not None:
+        bound = _window_bound(left, right, within, at)
+    elif between is not None:
+        mine, others = _event_times(left, right, at)
+        bound = TimeBound(mine, others, *_interval(between, mine, at))
+    elif keep != "forever":
+        mine, others = _event_times(left, right, at)
+        length = in_units(span(keep, "time to keep", at, zero=True), type_of(mine), "time to keep", show_expr(mine), at)
+        bound = TimeBound(mine, others, -length, length)
+    return StreamJoin(left, right, found.left_keys, found.right_keys, how, found.keep, bound,
+                      builds_left=_rows_in_memory(left) < _rows_in_memory(right), at=at)
+
+
+def asof_join(left: Op, right: Op, on: str, by: Keys | None, tolerance: object, strategy: str,
+              at: SourceLoc) -> StreamJoin:
+    """A left join with the row of the right side whose time is nearest in some direction."""
+    if strategy not in STRATEGIES:
+        raise BadArgument("no such strategy of an as-of join", at=at, found=repr(strategy), has=", ".join(STRATEGIES))
+    mine, others = _one_type(_time_column(on, Scope(left.schema, "join_asof (left side)", at)),
+                             _time_column(on, Scope(right.schema, "join_asof (right side)", at)), at)
+    if by is None or by == []:
+        raise BadArgument("join_asof needs by=, the keys that are equal on both sides", at=at,
+                          hint='by="symbol"; without a key, with_columns(k=lit(0)) on both sides makes one')
+    found = join(left, right, by, None, None, "left", at)
+    most = FOREVER
+    if tolerance is not None:
+        most = in_units(span(tolerance, "tolerance", at, zero=True), type_of(mine), "tolerance", on, at)
+    low, high = (0 if strategy == "forward" else -most), (0 if strategy == "backward" else most)
+    keep = tuple(pair for pair in found.keep if pair[1] != on)
+    return StreamJoin(left, right, found.left_keys, found.right_keys, "left", keep,
+                      TimeBound(mine, others, low, high, pick=strategy), at=at)
+
+
+def _window_bound(left: Op, right: Op, within: object, at: SourceLoc) -> TimeBound:
+    if not isinstance(within, WindowSpec):
+        raise BadArgument("within= takes a window", at=at, found=repr(within), hint='within=si.tumbling("t", "10s")')
+    if within.kind != "tumbling" or within.offset is not None:
+        raise BadArgument("a join in windows takes tumbling windows without an offset", at=at, found=repr(within),
+                          hint='within=si.tumbling("t", "10s"), or between=("-5s", "5s")')
+    windows = [resolve_window(within, Scope(op.schema, f"join ({side} side)", at))
+               for op, side in ((left, "left"), (right, "right"))]
+    mine, others = _one_type(windows[0].time, windows[1].time, at)
+    size = in_units(within.size, type_of(mine), "size of the window", show_expr(mine), at)
+    return TimeBound(mine, others, size=size)
+
+
+def _event_times(left: Op, right: Op, at: SourceLoc) -> tuple[Expr, Expr]:
+    return _one_type(_event_time(left, "left", at), _event_time(right, "right", at), at)
+
+
+def _event_time(op: Op, side: str, at: SourceLoc) -> Expr:
+    """The column of the last watermark that still stands in the rows."""
+    below = op
+    while not isinstance(below, Watermark):
+        has_none = isinstance(below, StreamJoin) and below.how in ("right", "outer")
+        if not below.streams or isinstance(below, Aggregate) or has_none:
+            raise BadArgument(f"the {side} side of the join has no event time", at=at, has=", ".join(op.schema.names),
+                              hint='give both sides one: .with_watermark("t", "10s")')
+        below = below.streams[0]
+    return _time_column(below.column, Scope(op.schema, f"join ({side} side)", at))
+
+
+def _time_column(name: str, scope: Scope) -> Expr:
+    if not isinstance(name, str):
+        raise BadArgument("the time of a join is a column's name", at=scope.at, found=repr(name))
+    found = column(name, scope)
+    dtype = type_of(found)
+    if not (dtype.kind is Kind.TS or dtype.is_int) or (dtype.is_int and not dtype.is_signed and dtype.bits == 64):
+        raise WrongType(f"the time of a join is a timestamp or a signed integer, but {name} is {dtype!r}", at=scope.at,
+                        step=scope.step, has=shown(scope.schema))
+    return found
+
+
+def _one_type(left: Expr, right: Expr, at: SourceLoc) -> tuple[Expr, Expr]:
+    """Both times in one type; an integer is no timestamp."""
+    if type_of(left).is_int != type_of(right).is_int:
+        raise WrongType(f"the times of a join are of types {type_of(left)!r} and {type_of(right)!r}", at=at,
+                        hint="cast one side to the other's type before joining")
+    return same_type(left, right, at)
+
+
+def _interval(between: object, time: Expr, at: SourceLoc) -> tuple[int, int]:
+    if not isinstance(between, tuple | list) or len(between) != 2:
+        raise BadArgument("between= takes two limits of right time - left time", at=at, found=repr(between),
+                          hint='between=("-5s", "5s")')
+    low, high = (_limit(each, time, at) for each in between)
+    if low > high:
+        raise BadArgument("the limits of between= are in the wrong order", at=at, found=repr(between),
+                          hint=f"between=({between[1]!r}, {between[0]!r})")
+    return low, high
+
+
+def _limit(value: object, time: Expr, at: SourceLoc) -> int:
+    """A limit in units of the time; it may be negative."""
+    is_negative = False
+    if isinstance(value, str) and value.strip().startswith("-"):
+        is_negative, value = True, value.strip()[1:]
+    elif (isinstance(value, int) and value < 0) or (isinstance(value, timedelta) and value < timedelta(0)):
+        is_negative, value = True, -value
+    units = in_units(span(value, "limit of between=", at, zero=True), type_of(time), "limit of between=",
+                     show_expr(time), at)
+    return -units if is_negative else units
+
+
+def _rows_in_memory(op: Op) -> float:
+    """The rows of the tables in memory that an op reads; inf if there are others."""
+    sources = [each.data for each in walk_ops(op) if isinstance(each, Source)]
+    return sum(each.table.num_rows if isinstance(each, Batches) and each.table is not None else math.inf
+               for each in sources)
 
 
 def _outer_join(left: Op, right: Op, given: list[Expr], pairs: list[tuple[Expr, Expr]], how: str,
@@ -79,7 +240,7 @@ def _outer_join(left: Op, right: Op, given: list[Expr], pairs: list[tuple[Expr, 
 
 def _both_sides(on: Keys | None, left_on: Keys | None, right_on: Keys | None,
                 at: SourceLoc) -> tuple[list[str | Column], list[str | Column]]:
-    hint = 'write on="id", or left_on="id", right_on="ad_id"'
+    hint = _KEYS_HINT
     if on is not None and (left_on is not None or right_on is not None):
         raise BadArgument("join takes on, or left_on and right_on, not both", at=at, hint=hint)
     if on is None and (left_on is None or right_on is None):
@@ -99,7 +260,7 @@ def _as_list(keys: Keys | None) -> list[str | Column]:
     return [keys]  # type: ignore[list-item]
 
 
-def _same_type(left: Expr, right: Expr, at: SourceLoc) -> tuple[Expr, Expr]:
+def same_type(left: Expr, right: Expr, at: SourceLoc) -> tuple[Expr, Expr]:
     """Both keys in the type that holds either without loss."""
     a, b = type_of(left), type_of(right)
     if a.is_nested or b.is_nested:
@@ -145,7 +306,7 @@ def projected_to(op: Op, first: Schema, number: int, at: SourceLoc) -> Op:
                       wanted=shown(first), hint="bring them into one order with select(...)" if same else
                       "select the columns that both have, or add the others: with_columns(x=lit(None, type))")
     for field, want in zip(found, first, strict=True):
-        if not same_type(field.dtype, want.dtype):
+        if not alike(field.dtype, want.dtype):
             raise WrongType(f"column {field.name!r} is {field.dtype!r} in input {number} of union, "
                             f"but {want.dtype!r} in the first", at=at, hint="cast one of them")
     if all(field.dtype == want.dtype for field, want in zip(found, first, strict=True)):
@@ -160,6 +321,16 @@ def projected_to(op: Op, first: Schema, number: int, at: SourceLoc) -> Op:
 def flat(given: Iterable[object]) -> list[object]:
     """Positional arguments; those of a list or tuple count as if they were given one by one."""
     return [each for item in given for each in (item if isinstance(item, list | tuple) else [item])]
+
+
+def with_overs(op: Op, given: Iterable[object], scope: Scope) -> tuple[Op, Scope]:
+    """The op with columns that are computed over other rows, as expressions ask for them; the same if none does."""
+    nodes = [each.node for each in given if isinstance(each, Column)]
+    if not any(isinstance(part, OverResult) for node in nodes if not isinstance(node, Agg) for part in walk(node)):
+        return op, scope
+    from scalein.api.over import computed  # few flows have one
+
+    return computed(op, nodes, scope)
 
 
 def row_outputs(given: Iterable[object], named: Mapping[str, object], scope: Scope) -> list[Named]:
@@ -288,6 +459,24 @@ def distinct(op: Op, given: Sequence[object], scope: Scope) -> Distinct:
             raise WrongType(f"rows cannot be told apart by {key.name!r}, which is {type_of(key)!r}", at=scope.at,
                             step=scope.step, hint=hint)
     return Distinct(op, tuple(dict.fromkeys(key.name for key in keys)), at=scope.at)
+
+
+def distinct_within(op: Op, given: Sequence[object], within: object, scope: Scope) -> Project:
+    """Rows whose keys did not come for a while of event time."""
+    keys = [column(name, scope) for name in distinct(op, given, scope).keys]
+    name = time_of(op)
+    if not name:
+        raise BadArgument("distinct within a time needs event time", at=scope.at, has=shown(scope.schema),
+                          hint='with_watermark("t", "10s") before it')
+    time = column(name, scope)
+    units = in_units(span(within, "time between rows of a key", scope.at), type_of(time), "time between rows of a key",
+                     name, scope.at)
+    there = Filter(op, Call("is_not_null", (time,), dtype=BOOL, nullable=False), at=scope.at) if time.nullable else op
+    agg = Agg("spaced", (), BOOL, False, (units,), scope.at)
+    call = OverCall(internal("over0"), agg, Frame(within=units))
+    over = Over(there, tuple(keys), (By(time),), (call,), time=name, at=scope.at)
+    kept = Filter(over, Col(call.name, BOOL, False), at=scope.at)
+    return Project(kept, identity(op.schema), at=scope.at)
 
 
 def sort(op: Op, given: Sequence[object], descending: object, nulls_last: object, scope: Scope) -> Sort:

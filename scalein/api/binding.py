@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -19,6 +19,8 @@ from scalein.ir.rewrite import rewrite, walk_ops
 if TYPE_CHECKING:
     from scalein.exec.bounded import Query
 
+UNNAMED = "input"  # of an input that the user gave no name
+
 
 def source(name: str, data: Batches | BoundSource, at: SourceLoc) -> Source:
     """A source of all columns; a type that scalein does not compute with is refused, naming its column."""
@@ -26,10 +28,12 @@ def source(name: str, data: Batches | BoundSource, at: SourceLoc) -> Source:
     return Source(name, data.schema, tuple(data.schema.names), data, at=at)
 
 
-def unbound(schema: object, at: SourceLoc) -> Source:
-    """A source whose data comes later."""
+def unbound(schema: object, at: SourceLoc, name: object = None) -> Source:
+    """A source whose data comes later; a flow with several inputs knows each by its name."""
+    if name is not None and (not isinstance(name, str) or not name.strip()):
+        raise BadArgument("the name of an input is a text that is not empty", at=at, found=repr(name))
     arrow = as_schema(schema, "flow", at)
-    return Source("input", arrow, tuple(arrow.names), None, at=at)
+    return Source(name or UNNAMED, arrow, tuple(arrow.names), None, at=at)
 
 
 _SCHEMAS = {
@@ -70,27 +74,49 @@ _HINT = "give it to the call: collect(data), count(data), describe(data), write_
 
 
 def bind(op: Op, data: object, at: SourceLoc, hint: str = _HINT) -> Op:
-    """The plan with `data` (if any) in its unbound source; every source has data afterwards."""
-    waiting = _unbound(op, data, at, hint)
-    if waiting is None:
-        return op
-    bound = _bound(waiting, of_arrow(data, at, waiting.arrow), at)
-    return rewrite(op, lambda below: bound if below is waiting else None)
-
-
-def _unbound(op: Op, data: object, at: SourceLoc, hint: str) -> Source | None:
-    """The source that `data` is for; None if there is neither."""
-    waiting = [below for below in walk_ops(op) if isinstance(below, Source) and below.data is None]
-    if data is None:
-        if waiting:
-            raise BadArgument("the flow has no data yet: it begins with si.flow(schema)", at=at, hint=hint)
-        return None
+    """The plan with `data` (if any) in its unbound inputs; every source has data afterwards."""
+    waiting = inputs_of(op, at)
     if not waiting:
-        raise BadArgument("the flow has its data already", at=at, hint=_how_to_choose(data))
-    if len(waiting) > 1:
-        raise BadArgument("the flow waits for more than one input", at=at, found=f"{len(waiting)} unbound inputs",
-                          hint="bind all but one with from_arrow")
-    return waiting[0]
+        if data is not None:
+            raise BadArgument("the flow has its data already", at=at, hint=_how_to_choose(data))
+        return op
+    if data is None:
+        raise BadArgument("the flow has no data yet: it begins with si.flow(schema)", at=at, hint=hint)
+    bound: dict[int, Source] = {}
+    of_input = dict.fromkeys(waiting, data) if len(waiting) == 1 else by_name(waiting, data, "data", at)
+    for name, given in of_input.items():
+        for each in waiting[name]:
+            bound[id(each)] = _bound(each, of_arrow(given, at, each.arrow), at)
+    return rewrite(op, lambda below: bound.get(id(below)))
+
+
+def inputs_of(op: Op, at: SourceLoc) -> dict[str, list[Source]]:
+    """The unbound inputs of a flow by name, in its order, each with the sources that stand for it."""
+    found: dict[str, list[Source]] = {}
+    for each in walk_ops(op):
+        if isinstance(each, Source) and each.data is None:
+            found.setdefault(each.name, []).append(each)
+    for name, sources in found.items():
+        if name == UNNAMED and len(sources) > 1:
+            raise BadArgument("the flow waits for more than one input", at=at,
+                              found=f"{len(sources)} unbound inputs without names",
+                              hint='name them, si.flow(schema, name="clicks"), or bind all but one with from_arrow')
+        if any(each.arrow != sources[0].arrow for each in sources):
+            raise BadArgument(f"two inputs of the flow have the name {name!r} and different columns", at=at,
+                              hint="give each a name of its own")
+    return found
+
+
+def by_name(inputs: Collection[str], given: object, what: str, at: SourceLoc) -> dict[str, Any]:
+    """What is given for each input of a flow."""
+    names, shown = ", ".join(map(repr, inputs)), ", ".join(f"{name!r}: ..." for name in inputs)
+    if not isinstance(given, Mapping):
+        raise BadArgument("the flow waits for more than one input", at=at, found=type_name(given), has=names,
+                          hint=f"give {what} for each by its name: {{{shown}}}")
+    if given.keys() != set(inputs):
+        raise BadArgument(f"the {what} given is not for the inputs that the flow has", at=at,
+                          found=", ".join(map(repr, given)), has=names)
+    return {name: given[name] for name in inputs}
 
 
 def _how_to_choose(given: object) -> str:
@@ -146,10 +172,13 @@ class Queries:
 
         if data is None and self._own is not None:
             return self._own, None
-        waiting = _unbound(self._op, data, at, _HINT)
-        if waiting is None:
-            self._own = Query(self._op)
-            return self._own, None
+        sources = [each for some in inputs_of(self._op, at).values() for each in some]
+        if data is None or len(sources) != 1:
+            own = Query(bind(self._op, data, at))
+            if data is None:
+                self._own = own
+            return own, None
+        (waiting,) = sources
         bound = _bound(waiting, of_arrow(data, at, waiting.arrow), at)
         assert isinstance(bound.data, Batches)
         found = next((query for schema, query in self._known if schema.equals(bound.arrow)), None)

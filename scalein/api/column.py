@@ -6,7 +6,7 @@ where a column is asked for, as in Polars; where both could be meant, they are r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -14,7 +14,7 @@ from scalein.api import hints
 from scalein.api.hints import ForeignNames
 from scalein.api.methods import Aggregates, DtMethods, ListMethods, StrMethods, StructMethods
 from scalein.errors import BadArgument, SourceLoc, here
-from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, Lit, args_of, walk
+from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, Lit, OverResult, args_of, walk
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.literals import as_dtype, fit, hint_for_object, literal, own_type
 from scalein.ir.printer import show_agg, show_expr
@@ -82,11 +82,7 @@ class Column(Aggregates):
         return Column(Call(fn, (as_expr(other, at), self._expr()), at=at))
 
     def _agg(self, fn: str, *others: object, params: tuple[object, ...] = ()) -> Column:
-        at, args = here(), (self._expr(), *(as_column(other, fn)._expr() for other in others))
-        nested = next((arg for arg in args if isinstance(arg, AggregateResult)), None)
-        if nested is not None:
-            raise nested_aggregate(nested, at)
-        return Column(Agg(fn, args, params=params, at=at))
+        return aggregate_of(fn, [self, *(as_column(other, fn) for other in others)], params, here())
 
     def _filtered(self, conditions: tuple[object, ...]) -> Column:
         at, agg = here(), self._node
@@ -101,6 +97,12 @@ class Column(Aggregates):
             condition = as_column(each, "filter")._expr()
             where = condition if where is None else Call("and", (where, condition), at=at)
         return Column(replace(agg, where=where), self._alias)
+
+    def _over(self, keys: tuple[object, ...], order_by: object, descending: object, rows: object,
+              within: object) -> Column:
+        from scalein.api.over import over  # few flows have one
+
+        return over(self, keys, order_by, descending, rows, within, here())
 
     def __add__(self, other: object) -> Column:
         return self._call("add", other)
@@ -310,8 +312,13 @@ class Column(Aggregates):
         Column(kind.is_in(['view', 'click']))
         """
         at = here()
-        if isinstance(values, str | bytes | dict | Column) or not isinstance(values, Iterable):
+        is_table = hasattr(values, "columns")
+        if isinstance(values, str | bytes | dict | Column) or not (is_table or isinstance(values, Iterable)):
             raise BadArgument("is_in takes a list of constants", at=at, found=repr(values), hint="is_in([1, 2, 3])")
+        if is_table:
+            raise BadArgument("is_in takes a list of constants, not a table or a flow", at=at,
+                              found=type(values).__name__,
+                              hint='flow.join(other, left_on="x", right_on="y", how="semi") has the rows with a match')
         listed = [literal(value, at) for value in values]
         plain = tuple(item if item.dtype else item.value for item in listed if item.value is not None)
         return self._call("is_in", params=(plain, len(plain) < len(listed)))
@@ -443,22 +450,44 @@ class Column(Aggregates):
 
     @property
     def str(self) -> StrMethods:
-        """Functions of text: `col("url").str.starts_with("https")`."""
+        """Functions of text: `col("url").str.starts_with("https")`.
+
+        >>> import scalein as si
+        >>> si.from_arrow({"s": ["Ab"]}).select(low=si.col("s").str.lower()).collect().to_pydict()
+        {'low': ['ab']}
+        """
         return StrMethods(self)
 
     @property
     def dt(self) -> DtMethods:
-        """Functions of times: `col("at").dt.hour()`."""
+        """Functions of times: `col("at").dt.hour()`.
+
+        >>> import datetime as dt, scalein as si
+        >>> flow = si.from_arrow({"at": [dt.datetime(2024, 5, 1, 13, 30)]})
+        >>> flow.select(hour=si.col("at").dt.hour()).collect().to_pydict()
+        {'hour': [13]}
+        """
         return DtMethods(self)
 
     @property
     def list(self) -> ListMethods:
-        """Functions of lists: `col("tags").list.len()`."""
+        """Functions of lists: `col("tags").list.len()`.
+
+        >>> import scalein as si
+        >>> si.from_arrow({"tags": [["a", "b"], []]}).select(n=si.col("tags").list.len()).collect().to_pydict()
+        {'n': [2, 0]}
+        """
         return ListMethods(self)
 
     @property
     def struct(self) -> StructMethods:
-        """Functions of structs: `col("address").struct.field("city")`."""
+        """Functions of structs: `col("address").struct.field("city")`.
+
+        >>> import scalein as si
+        >>> flow = si.from_arrow({"address": [{"city": "Rome"}, None]})
+        >>> flow.select(city=si.col("address").struct.field("city")).collect().to_pydict()
+        {'city': ['Rome', None]}
+        """
         return StructMethods(self)
 
     # --- null where the plain form fails; what fails among the arguments is still an error ---
@@ -544,7 +573,7 @@ def _first_column(node: Expr | Agg) -> str | None:
     while waiting:
         node = waiting.pop()
         match node:
-            case AggregateResult(agg=agg):
+            case AggregateResult(agg=agg) | OverResult(agg=agg):
                 waiting.append(agg)
             case Agg(fn, args):
                 if not args:
@@ -646,6 +675,15 @@ def cov(x: Column | str, y: Column | str) -> Column:
     return as_column(x, "cov")._agg("cov", y)
 
 
+def aggregate_of(fn: str, columns: Sequence[Column], params: tuple[object, ...], at: SourceLoc) -> Column:
+    """An aggregate over columns, which are no aggregates themselves."""
+    args = tuple(column._expr() for column in columns)
+    nested = next((arg for arg in args if isinstance(arg, AggregateResult)), None)
+    if nested is not None:
+        raise nested_aggregate(nested, at)
+    return Column(Agg(fn, args, params=params, at=at))
+
+
 def corr(x: Column | str, y: Column | str) -> Column:
     """The correlation (Pearson's) of two columns, for `agg`; null for fewer than two rows, NaN if either is constant.
 
@@ -674,7 +712,12 @@ class When(ForeignNames):
         return f"when({show_expr(self._branches[-1])})"
 
     def then(self, value: object) -> Then:
-        """The value where the condition is true and none before it was."""
+        """The value where the condition is true and none before it was.
+
+        >>> import scalein as si
+        >>> si.from_arrow({"x": [20, 5]}).select(y=si.when(si.col("x") > 9).then(si.lit("big"))).collect().to_pydict()
+        {'y': ['big', None]}
+        """
         return Then((*self._branches, _choice(value, "then")))
 
 
@@ -695,11 +738,24 @@ class Then(Column):
         return self._whole
 
     def when(self, condition: object) -> When:
-        """Another condition, looked at where those before are not true."""
+        """Another condition, looked at where those before are not true.
+
+        >>> import scalein as si
+        >>> found = si.when(si.col("x") > 9).then(si.lit("big")).when(si.col("x") > 3).then(si.lit("some"))
+        >>> si.from_arrow({"x": [20, 5, 1]}).select(y=found).collect().to_pydict()
+        {'y': ['big', 'some', None]}
+        """
         return When((*self._branches, _choice(condition, "when")))
 
     def otherwise(self, value: object) -> Column:
-        """The value where no condition is true."""
+        """The value where no condition is true.
+
+        >>> import scalein as si
+        >>> big = si.when(si.col("x") > 9).then(si.lit("big"))
+        >>> size = big.when(si.col("x") > 3).then(si.lit("some")).otherwise(si.lit("few"))
+        >>> si.from_arrow({"x": [20, 5, 1]}).select(size=size).collect().to_pydict()
+        {'size': ['big', 'some', 'few']}
+        """
         return Column(_nested(self._branches, _choice(value, "otherwise"), here()))
 
 

@@ -17,7 +17,9 @@ from scalein.api.arguments import (
     Keys,
     Order,
     as_item,
+    asof_join,
     distinct,
+    distinct_within,
     explode,
     first_rows,
     flat,
@@ -26,7 +28,9 @@ from scalein.api.arguments import (
     row_expr,
     row_outputs,
     sort,
+    stream_join,
     unnest,
+    with_overs,
 )
 from scalein.api.binding import Queries, as_schema, bind, source
 from scalein.api.column import Column, count
@@ -42,6 +46,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Named, type_of
 from scalein.ir.internal_names import refuse_internal
 from scalein.ir.literals import as_dtype
+from scalein.ir.physical import identity
 from scalein.ir.printer import dump
 from scalein.ir.resolve import Scope, column, resolve, shown
 from scalein.ir.rewrite import stacked, stream_path
@@ -77,12 +82,22 @@ class Flow(ForeignNames):
 
     @property
     def schema(self) -> pa.Schema:
-        """The Arrow schema of the result."""
+        """The Arrow schema of the result.
+
+        >>> import scalein as si
+        >>> si.from_arrow({"x": [1]}).with_columns(y=si.col("x") / 2).schema.field("y").type
+        DataType(double)
+        """
         return self.op.schema.arrow
 
     @property
     def columns(self) -> list[str]:
-        """The names of the result's columns, in order."""
+        """The names of the result's columns, in order.
+
+        >>> import scalein as si
+        >>> si.from_arrow({"x": [1]}).with_columns(y=si.col("x") / 2).columns
+        ['x', 'y']
+        """
         return self.op.schema.names
 
     def __repr__(self) -> str:
@@ -112,6 +127,7 @@ class Flow(ForeignNames):
         """
         scope = self._scope("filter")
         conditions = flat(predicates)
+        op, scope = with_overs(self.op, conditions, scope)
         if not conditions:
             raise BadArgument("filter needs a condition", at=scope.at, hint='for example col("x") > 1')
         whole: Expr | None = None
@@ -120,7 +136,8 @@ class Flow(ForeignNames):
             whole = condition if whole is None else Call(
                 "and", (whole, condition), dtype=BOOL, nullable=whole.nullable or condition.nullable, at=scope.at)
         assert whole is not None
-        return Flow(ops.Filter(self.op, whole, at=scope.at))
+        kept = ops.Filter(op, whole, at=scope.at)
+        return Flow(kept if op is self.op else ops.Project(kept, identity(self.op.schema), at=scope.at))
 
     def select(self, *columns: Column | str | Sequence[Column | str], **named: object) -> Flow:
         """Only these columns, in this order: names, expressions, lists of them, and `name=expression`.
@@ -131,10 +148,11 @@ class Flow(ForeignNames):
         ['y', 's']
         """
         scope = self._scope("select")
+        op, scope = with_overs(self.op, (*flat(columns), *named.values()), scope)
         items = row_outputs(columns, named, scope)
         if not items:
             raise BadArgument("select needs at least one column", at=scope.at, has=shown(scope.schema))
-        return Flow(ops.Project(self.op, tuple(items), at=scope.at))
+        return Flow(ops.Project(op, tuple(items), at=scope.at))
 
     def with_columns(self, *columns: Column | str | Sequence[Column | str], **named: object) -> Flow:
         """All columns, and these: one of a name that exists takes its place, new ones follow at the end.
@@ -147,11 +165,12 @@ class Flow(ForeignNames):
         {'x': [2, 4], 'y': [1, 2]}
         """
         scope = self._scope("with_columns")
+        op, scope = with_overs(self.op, (*flat(columns), *named.values()), scope)
         new = {item.name: item for item in row_outputs(columns, named, scope)}
         if not new:
             raise BadArgument("with_columns needs at least one column", at=scope.at)
         kept = [new.pop(name, Named(name, column(name, scope))) for name in self.columns]
-        return Flow(ops.Project(self.op, (*kept, *new.values()), at=scope.at))
+        return Flow(ops.Project(op, (*kept, *new.values()), at=scope.at))
 
     def drop(self, *names: str | Sequence[str]) -> Flow:
         """All columns but these.
@@ -170,7 +189,12 @@ class Flow(ForeignNames):
         return Flow(ops.Project(self.op, tuple(items), at=scope.at))
 
     def rename(self, names: Mapping[str, str]) -> Flow:
-        """The same columns under new names: `rename({"old": "new"})`."""
+        """The same columns under new names: `rename({"old": "new"})`.
+
+        >>> import scalein as si
+        >>> si.from_arrow({"x": [1], "y": [2]}).rename({"x": "z"}).collect().to_pydict()
+        {'z': [1], 'y': [2]}
+        """
         scope = self._scope("rename")
         if not isinstance(names, Mapping) or not names:
             raise BadArgument("rename takes a dict of old and new names", at=scope.at, found=repr(names))
@@ -184,7 +208,12 @@ class Flow(ForeignNames):
         return Flow(ops.Project(self.op, tuple(items), at=scope.at))
 
     def cast(self, types: Mapping[str, object]) -> Flow:
-        """The same columns, some with another type: `cast({"price": "float32"})`; see `Column.cast`."""
+        """The same columns, some with another type: `cast({"price": "float32"})`; see `Column.cast`.
+
+        >>> import scalein as si
+        >>> si.from_arrow({"x": [1, 2], "y": ["3", "4"]}).cast({"y": "int64"}).collect().to_pydict()
+        {'x': [1, 2], 'y': [3, 4]}
+        """
         scope = self._scope("cast")
         if not isinstance(types, Mapping) or not types:
             raise BadArgument("cast takes a dict of names and types", at=scope.at, found=repr(types))
@@ -194,7 +223,12 @@ class Flow(ForeignNames):
         return Flow(ops.Project(self.op, tuple(items), at=scope.at))
 
     def limit(self, count: int) -> Flow:
-        """The first `count` rows in the source's order."""
+        """The first `count` rows in the source's order.
+
+        >>> import scalein as si
+        >>> si.from_arrow({"x": [3, 1, 2]}).limit(2).collect().to_pydict()
+        {'x': [3, 1]}
+        """
         return self._limit(count, "limit")
 
     def head(self, n: int = 5) -> Flow:
@@ -214,7 +248,7 @@ class Flow(ForeignNames):
 
     # --- some rows, in some order ---
 
-    def distinct(self, *names: str | Sequence[str]) -> Flow:
+    def distinct(self, *names: str | Sequence[str], within: Duration | None = None) -> Flow:
         """Rows unlike any before them; with names, the first row of each value of these columns.
 
         Rows keep the source's order. Null is a value of its own.
@@ -223,8 +257,19 @@ class Flow(ForeignNames):
         >>> flow = si.from_arrow(pa.table({"user": ["b", "a", "b"], "page": [1, 2, 3]}))
         >>> flow.distinct("user").collect().to_pydict()
         {'user': ['b', 'a'], 'page': [1, 2]}
+
+        With `within="1h"` a row comes again once an hour of event time, that of `with_watermark`, has passed since the
+        last one that came with its values; in a job rows come when the watermark has passed them, and what is older
+        than an hour is forgotten. Rows without a time are dropped.
+
+        >>> visits = si.from_arrow({"user": ["a", "a", "a"], "t": [0, 5, 12]}).with_watermark("t", 2)
+        >>> visits.distinct("user", within=10).collect()["t"].to_pylist()
+        [0, 12]
         """
-        return Flow(distinct(self.op, names, self._scope("distinct")))
+        scope = self._scope("distinct")
+        if within is None:
+            return Flow(distinct(self.op, names, scope))
+        return Flow(distinct_within(self.op, names, within, scope))
 
     def sort(self, *by: Column | str | Sequence[Column | str], descending: bool | Sequence[bool] = False,
              nulls_last: bool = False) -> Flow:
@@ -266,6 +311,13 @@ class Flow(ForeignNames):
         """What a Python function makes of each Arrow batch; `schema` says what that will be.
 
         The number of rows may change. Batches may be cut anywhere, so the function must not rely on their size.
+
+        >>> import pyarrow as pa, pyarrow.compute as pc, scalein as si
+        >>> def lengths(batch):
+        ...     return pa.record_batch({"n": pc.list_value_length(batch["tags"])})
+        >>> flow = si.from_arrow(pa.table({"tags": [["a"], [], ["b", "c"]]}))
+        >>> flow.map_batches(lengths, pa.schema({"n": pa.int32()})).collect().to_pydict()
+        {'n': [1, 0, 2]}
         """
         at = here(self.op.at)
         if not callable(fn):
@@ -300,17 +352,27 @@ class Flow(ForeignNames):
     # --- several inputs ---
 
     def union(self, *others: object) -> Flow:
-        """The rows of this flow, then those of the others; all have the same names and types."""
+        """The rows of this flow, then those of the others; all have the same names and types.
+
+        >>> import scalein as si
+        >>> one, other = si.from_arrow({"x": [1, 2]}), si.from_arrow({"x": [3]})
+        >>> one.union(other).collect().to_pydict()
+        {'x': [1, 2, 3]}
+        """
         at = here(self.op.at)
         if not others:
             raise BadArgument("union needs another flow", at=at)
+        if any(isinstance(item, Flow) for other in others if isinstance(other, list | tuple) for item in other):
+            raise BadArgument("union takes flows, not a list of them", at=at, hint="flow.union(*others)")
         first = self.op.schema
         rest = (projected_to(_as_op(other), first, number, at) for number, other in enumerate(others, 2))
         return Flow(ops.Union((self.op, *rest), at=at))
 
     def join(self, other: object, on: Keys | None = None, *, left_on: Keys | None = None,
-             right_on: Keys | None = None, how: str = "inner") -> Flow:
-        """Each row with the matching rows of a static table: a flow, or anything that `from_arrow` takes.
+             right_on: Keys | None = None, how: str = "inner", within: WindowSpec | None = None,
+             between: tuple[Duration, Duration] | None = None, keep: Duration | None = None) -> Flow:
+        """Each row with the matching rows of a static table or of another stream: a flow, or anything that
+        `from_arrow` takes.
 
         `how` is "inner", "left", "right", "outer", "semi" (rows with a match, once), "anti" (rows without one), or
         "cross" (every pair of rows, without keys). The result has the left columns, then the right ones except the
@@ -326,9 +388,43 @@ class Flow(ForeignNames):
         {'ad': [2, 2], 'campaign': ['b', 'b']}
         >>> views.join(ads, on="ad", how="outer").collect().to_pydict()
         {'ad': [2, 2, 3, 1], 'campaign': ['b', 'b', None, 'a']}
+
+        Two streams are joined by key and time. `within=si.tumbling("t", "10s")` joins rows of the same window, and adds
+        `window_start` and `window_end`. `between=("-5s", "5s")` has the limits of the other's event time minus ours,
+        both included; event times are those of `with_watermark` on each side. `keep="1h"` is the same as
+        `between=("-1h", "1h")`, `keep="forever"` retains all rows of both. Rows without a time take no part. In a job
+        pairs are emitted as soon as both are there, rows without a match when the watermark says that none can come.
+
+        >>> bids = si.from_arrow({"ad": [1, 1, 2], "t": [0, 9, 20]}).with_watermark("t", 5)
+        >>> clicks = si.from_arrow({"ad": [1, 2], "t": [3, 40]}).with_watermark("t", 5)
+        >>> sorted(bids.join(clicks, on="ad", between=(-6, 6)).collect()["t"].to_pylist())
+        [0, 9]
+        >>> bids.join(clicks, on="ad", within=si.tumbling("t", 5)).collect().to_pydict()
+        {'ad': [1], 't': [0], 't_right': [3], 'window_start': [0], 'window_end': [5]}
         """
         at = here(self.op.at)
-        return Flow(join(self.op, _as_op(other), on, left_on, right_on, how, at))
+        if within is None and between is None and keep is None:
+            return Flow(join(self.op, _as_op(other), on, left_on, right_on, how, at))
+        return Flow(stream_join(self.op, _as_op(other), (on, left_on, right_on), how, within=within, between=between,
+                                keep=keep, at=at))
+
+    def join_asof(self, other: object, on: str, by: Keys | None = None, *, tolerance: Duration | None = None,
+                  strategy: str = "backward") -> Flow:
+        """Each row with the row of the other side that has the same `by` and the nearest time `on`: the last one that
+        is not later ("backward"), the first one that is not earlier ("forward"), or either of them ("nearest", the
+        earlier one if both are as near). Of equal times it is the last row.
+
+        `tolerance` is the longest time between the two. A row without a match has nulls; one without a time is
+        dropped. The result has the left columns, then the right ones except `on` and `by`.
+
+        >>> import scalein as si
+        >>> trades = si.from_arrow({"k": ["a", "a", "b"], "t": [5, 20, 7]})
+        >>> quotes = si.from_arrow({"k": ["a", "a", "b"], "t": [1, 19, 9], "quote": [10, 11, 12]})
+        >>> trades.join_asof(quotes, on="t", by="k").collect().to_pydict()
+        {'k': ['a', 'a', 'b'], 't': [5, 20, 7], 'quote': [10, 11, None]}
+        """
+        at = here(self.op.at)
+        return Flow(asof_join(self.op, _as_op(other), on, by, tolerance, strategy, at))
 
     # --- groups and time ---
 
@@ -383,20 +479,26 @@ class Flow(ForeignNames):
         step = self.op
         while step.is_row_by_row:
             (step,) = step.streams
-        if not isinstance(step, ops.Aggregate | ops.Distinct | ops.Limit | ops.OuterJoin | ops.Sort):
+        if not isinstance(step, ops.Aggregate | ops.Distinct | ops.Limit | ops.OuterJoin | ops.Over | ops.Process
+                          | ops.Sort | ops.StreamJoin):
             raise BadArgument("named() needs a step that has state", at=at, found=repr(name),
-                              hint="name the flow after group_by, distinct, limit, sort or an outer join")
+                              hint="name the flow after group_by, distinct, limit, sort or a join that has state")
         return Flow(stacked(stream_path(self.op, step), replace(step, name=name)))
 
     # --- running and looking ---
 
     def collect(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
-                cpu: str | None = None) -> pa.Table:
+                cpu: str | None = None, deterministic: bool = False) -> pa.Table:
         """The whole result as a table. `data` is for flows that begin with `si.flow(schema)`.
 
         `memory="1GB"` limits what aggregations, sorts and joins hold; what is more goes to disk meanwhile. The rows of
         one group whose values are all needed (quantiles, lists), the table of a right or outer join, and the keys of
         `distinct` are held in memory, however many they are.
+
+        Results do not depend on the number of workers, except that float sums may differ in rounding.
+        `deterministic=True` makes them equal to the last bit for any number of workers over the same batches: where a
+        flow has a sum or mean of floats, a variance, a correlation or a `udaf`, its aggregations run on one worker,
+        with the steps that are fused into them. What else there is stays parallel.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col
@@ -405,15 +507,21 @@ class Flow(ForeignNames):
         {'x': [2]}
         """
         at = here(self.op.at)
-        options = Options.make(workers=workers, memory=memory, cpu=cpu, at=at)
+        options = Options.make(workers=workers, memory=memory, cpu=cpu, deterministic=deterministic, at=at)
         query, given = self._queries.of(data, at)
         return query.collect(options, given)
 
     def batches(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
-                cpu: str | None = None) -> Iterator[pa.RecordBatch]:
-        """The result batch by batch, as it is computed."""
+                cpu: str | None = None, deterministic: bool = False) -> Iterator[pa.RecordBatch]:
+        """The result batch by batch, as it is computed; the options are those of `collect`.
+
+        >>> import scalein as si
+        >>> flow = si.from_arrow({"x": list(range(10))}).filter(si.col("x") > 6)
+        >>> sum(batch.num_rows for batch in flow.batches())
+        3
+        """
         at = here(self.op.at)
-        options = Options.make(workers=workers, memory=memory, cpu=cpu, at=at)
+        options = Options.make(workers=workers, memory=memory, cpu=cpu, deterministic=deterministic, at=at)
         query, given = self._queries.of(data, at)
         return query.batches(options, given)
 
@@ -563,8 +671,8 @@ class Flow(ForeignNames):
 
         A flow may change between two starts. What differs in filters, joined tables and sinks is reported; aggregates
         that are gone are ignored, and renamed ones continue. `evolve=True` goes on with aggregates that were added:
-        they begin empty, as if no earlier row had a value for them (a count is 0, a sum null), while all others
-        continue. Other keys or windows are refused. See `named` for steps that change places.
+        they begin empty, as if no earlier row had a value for them (a count is 0, a sum null), with a warning, while
+        all others continue. Other keys or windows are refused. See `named` for steps that change places.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col
@@ -600,6 +708,11 @@ class Flow(ForeignNames):
         """The plan as text: "logical", "fused" (stages and kernels), "llvm" or "asm".
 
         `verbose` shows it after every pass; `analyze` runs it and adds rows and times to each stage.
+
+        >>> import scalein as si
+        >>> print(si.from_arrow({"x": [1]}).filter(si.col("x") > 0).explain())
+        Filter x > 0
+          Source arrow  -> x: i64?
         """
         if level not in LEVELS:
             raise BadArgument("no such level", at=here(self.op.at), found=repr(level), has=", ".join(LEVELS))
@@ -610,7 +723,15 @@ class Flow(ForeignNames):
         return explain(op, Options.make(at=at), level, verbose, analyze)
 
     def graph(self) -> Graph:
-        """The plan as a picture: SVG in a notebook, Mermaid when printed."""
+        """The plan as a picture: SVG in a notebook, Mermaid when printed.
+
+        >>> import scalein as si
+        >>> print(si.from_arrow({"x": [1]}).filter(si.col("x") > 0).graph())
+        flowchart TD
+            op0[("Source<br/>arrow")]
+            op1["Filter<br/>x #62; 0"]
+            op0 --> op1
+        """
         from scalein.api.graph import Graph
 
         return Graph(self.op)
@@ -625,6 +746,13 @@ class Flow(ForeignNames):
         those of its partition only: `scalein.spark.apply(q, df)` is the whole flow on the whole DataFrame. Small
         batches are joined, so their number in the result is another one. Tables that the flow joins are read when
         Spark serializes this function, and sent with it.
+
+        The function itself is one of batches:
+
+        >>> import pyarrow as pa, scalein as si
+        >>> q = si.flow({"x": "int64"}).filter(si.col("x") > 1)
+        >>> [batch.to_pydict() for batch in q.map_in_arrow(iter([pa.record_batch({"x": [1, 2, 3]})]))]
+        [{'x': [2, 3]}]
         """
         return PartitionFunction(self, "map_in_arrow")
 
@@ -633,6 +761,11 @@ class Flow(ForeignNames):
         """The same for `df.rdd.mapPartitions(q.map_partitions)`: Rows, dicts, or tuples in the schema's order.
 
         Spark's rows are Python objects, each of which is made and read on its own: `map_in_arrow` is far faster.
+
+        >>> import scalein as si
+        >>> q = si.flow({"x": "int64"}).filter(si.col("x") > 1)
+        >>> [row["x"] for row in q.map_partitions(iter([{"x": 1}, {"x": 2}]))]
+        [2]
         """
         return PartitionFunction(self, "map_partitions")
 

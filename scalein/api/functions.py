@@ -5,7 +5,7 @@ from __future__ import annotations
 from scalein.api.column import Column, as_expr, col
 from scalein.api.hints import with_argument_hints
 from scalein.errors import BadArgument, BadName, SourceLoc, here
-from scalein.ir.exprs import Call, Expr
+from scalein.ir.exprs import Agg, Call, Expr
 from scalein.ir.functions.registry import REGISTRY
 
 
@@ -84,6 +84,39 @@ def struct(*columns: str | Column, **named: object) -> Column:
     if not fields:
         raise BadArgument("struct needs at least one field", at=at, hint="si.struct(x=col('x'), y=col('y') + 1)")
     return Column(Call("make_struct", tuple(_given(value, at) for value in fields.values()), tuple(fields), at=at))
+
+
+def row_number() -> Column:
+    """The number of a row in the order of its partition, from 1 on, for `over`.
+
+    >>> import scalein as si
+    >>> flow = si.from_arrow({"shop": ["a", "b", "a"], "price": [3, 2, 1]})
+    >>> flow.with_columns(n=si.row_number().over("shop", order_by="price")).collect()["n"].to_pylist()
+    [2, 1, 1]
+    """
+    return Column(Agg("row_number", (), at=here()))
+
+
+def rank() -> Column:
+    """1 and the number of rows before this one in the order of its partition, for `over`; equal rows have one rank.
+
+    >>> import scalein as si
+    >>> flow = si.from_arrow({"price": [3, 1, 3, 4]})
+    >>> flow.with_columns(n=si.rank().over(order_by="price")).collect()["n"].to_pylist()
+    [2, 1, 2, 4]
+    """
+    return Column(Agg("rank", (), at=here()))
+
+
+def dense_rank() -> Column:
+    """As `rank`, without gaps after equal rows.
+
+    >>> import scalein as si
+    >>> flow = si.from_arrow({"price": [3, 1, 3, 4]})
+    >>> flow.with_columns(n=si.dense_rank().over(order_by="price")).collect()["n"].to_pylist()
+    [2, 1, 2, 3]
+    """
+    return Column(Agg("dense_rank", (), at=here()))
 
 
 def _call(fn: str, columns: tuple[object, ...], params: tuple[object, ...] = ()) -> Column:

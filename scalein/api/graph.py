@@ -32,6 +32,9 @@ _COLOURS = {
     "Aggregate": ("#e2ecfa", "#3a6fb5"),
     "Join": ("#e2ecfa", "#3a6fb5"),
     "OuterJoin": ("#e2ecfa", "#3a6fb5"),
+    "Over": ("#e2ecfa", "#3a6fb5"),
+    "Process": ("#e2ecfa", "#3a6fb5"),
+    "StreamJoin": ("#e2ecfa", "#3a6fb5"),
 }
 _OTHER = ("#f4f4f5", "#71717a")
 

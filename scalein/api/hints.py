@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, ClassVar, ParamSpec, TypeVar
 
-_ALONE = "a row does not see the others; group_by(...).agg(...) does"
 _CHOICE = "begin with when(...).then(...)"
 
 
@@ -109,7 +108,8 @@ FLOW = {
     **dict.fromkeys(("key_by", "keyBy"), "use group_by(key, window).agg(...)"), "key_on": "use group_by(key).agg(...)",
     **dict.fromkeys(("window_all", "windowAll", "window", "group_by_dynamic", "resample", "rolling"),
                     'group_by takes windows: group_by(si.tumbling("t", "10s")).agg(...)'),
-    **dict.fromkeys(("count_window", "collect_window", "fold_window", "reduce_window"),
+    "count_window": 'use group_by("k", si.count_window(100)).agg(...)',
+    **dict.fromkeys(("collect_window", "fold_window", "reduce_window"),
                     'group_by takes windows: group_by("k", si.tumbling("t", "10s")).agg(...)'),
     **dict.fromkeys(("assign_timestamps_and_watermarks", "assignTimestampsAndWatermarks"), "use with_watermark"),
     **dict.fromkeys(("map", "map_rows", "map_elements", "map_value", "applymap"),
@@ -158,7 +158,7 @@ COLUMN = {
     "getField": "use .struct.field(name)", "getItem": "use .list.get(i), or .struct.field(name)", "arr": "use .list",
     **dict.fromkeys(("clip_lower", "clip_upper", "clip_min", "clip_max"), "use clip(low, high)"),
     "replace": "use when(column == old).then(new).otherwise(column), or .str.replace", "when": _CHOICE,
-    "otherwise": _CHOICE, "over": "aggregate with group_by, and join the result", "explode": "use flow.explode(name)",
+    "otherwise": _CHOICE, "explode": "use flow.explode(name)",
     "unique": "use flow.distinct(name)", "drop_nulls": "use flow.filter(column.is_not_null())",
     "value_counts": "use flow.group_by(name).agg(si.count())", "dtype": "flow.schema has the types",
     "like": "use .str.contains, .str.starts_with or .str.matches", "rlike": "use .str.matches",
@@ -170,7 +170,11 @@ COLUMN = {
     "log10": "use log() / math.log(10)", "log2": "use log() / math.log(2)", "xxhash64": "use hash", "eq": "use ==",
     "ne": "use !=", "and_": "use &", "or_": "use |", "not_": "use ~",
     **dict.fromkeys(("map", "apply", "map_elements"), "call a function under @si.udf with the column"),
-    **dict.fromkeys(("shift", "diff", "lag", "lead", "rank", "cum_sum", "cumsum", "rolling_mean"), _ALONE),
+    "shift": 'use .lag(n).over("key", order_by="time")', "rank": "use si.rank().over(...)",
+    "diff": 'write column - column.lag().over("key", order_by="time")',
+    **dict.fromkeys(("cum_sum", "cumsum"), 'use .sum().over("key", order_by="time")'),
+    **{f"rolling_{fn}": f'use .{fn}().over("key", order_by="time", rows=10)' for fn in (
+        "mean", "sum", "min", "max", "std", "var", "quantile")},
 }  # fmt: skip
 
 WHEN = dict.fromkeys(("otherwise", "alias", "cast", "when", "end"), "use then(value) first")
@@ -223,11 +227,11 @@ GROUP_BY = {
         "sum", "mean", "min", "max", "first", "last", "median", "std", "var", "n_unique")},
     "avg": 'use .agg(col("x").mean())', "nunique": 'use .agg(col("x").n_unique())',
     "quantile": 'use .agg(col("x").quantile(q))', "aggregate": "use agg", "all": 'use .agg(col("x").collect())',
-    **dict.fromkeys(("head", "tail", "nlargest", "top_k", "bottom_k"),
-                    'use .agg(col("x").top_k(k, by=...)), for each column that you want, then explode(...); '
-                    "a row without a value in a column does not count there, so fill_null(...) it first"),
+    "nlargest": "use top_k(k, by=...)", "nsmallest": "use bottom_k(k, by=...)",
+    **dict.fromkeys(("head", "tail"), "use top_k or bottom_k(k, by=...): a group has no order of its own"),
     **dict.fromkeys(("filter", "having"), "use it behind .agg(...)"),
-    **dict.fromkeys(("window", "rolling", "time_window", "count_window"),
+    "count_window": 'give it with the keys: group_by("k", si.count_window(100))',
+    **dict.fromkeys(("window", "rolling", "time_window"),
                     'give the window with the keys: group_by("k", si.tumbling("t", "10s"))'),
     **dict.fromkeys(("collect", "select", "sort", "limit", "explain"), "call .agg(...) first"),
     **dict.fromkeys(("apply", "map_groups", "applyInPandas", "pivot"), "there is only .agg(...)"),
@@ -253,24 +257,23 @@ MODULE = {
     "quantile": 'use col("x").quantile(q)', "max_by": 'use col("x").arg_max(by)', "min_by": 'use col("x").arg_min(by)',
     **dict.fromkeys(("datetime", "date", "time", "timestamp"),
                     "use Python's datetime, date and time: col(\"t\") > datetime(2024, 5, 1)"),
-    **dict.fromkeys(("duration", "timedelta", "interval"), "use Python's timedelta(days=1)"),
+    **dict.fromkeys(("timedelta", "interval"), "use Python's timedelta(days=1)"),
     **dict.fromkeys(("now", "current_timestamp"), "use lit(datetime.now()), which is the time of the plan"),
     **dict.fromkeys(("to_date", "to_timestamp", "to_datetime"),
                     'use col("x").str.strptime(pa.timestamp("us"), format)'),
     **dict.fromkeys(("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float32", "Float64",
-                     "Utf8", "String", "Boolean", "Date", "Datetime", "Duration", "Decimal", "IntegerType", "LongType",
+                     "Utf8", "String", "Boolean", "Date", "Datetime", "Decimal", "IntegerType", "LongType",
                      "DoubleType", "StringType"), 'use a type of pyarrow or its name: pa.int64(), "int64"'),
-    **dict.fromkeys(("row_number", "rank", "lag", "lead"), _ALONE), "Series": "use from_arrow({...})",
-    **dict.fromkeys(("session", "cumulate"), "there are tumbling and sliding windows"),
+    **dict.fromkeys(("lag", "lead"), 'use col("x").lag(n).over("key", order_by="time")'),
+    "Series": "use from_arrow({...})",
     **dict.fromkeys(("read_sql", "read_database", "read_excel", "read_delta"),
                     "read it with its own library, and begin with from_arrow(table)"),
     **dict.fromkeys(("functions", "F"), "functions are methods of col(...)"),
-    "sql": "there is no SQL yet; write it with methods",
     "all": "use flow.columns, which has the names", "exclude": "use flow.drop(name)",
     "expr": "write the expression with col(...)", "len": "use count()",
     "date_trunc": 'use col("x").dt.truncate(every)', "xxhash64": 'use col("x").hash()',
     "explode": "use flow.explode(name)", "desc": "use flow.sort(column, descending=True)",
-    "window": "use tumbling or sliding", "session_window": "there are tumbling and sliding windows",
+    "window": "use tumbling or sliding", "session_window": 'use session("t", gap="30s")',
     **dict.fromkeys(("tumble", "TumblingWindower", "TumblingEventTimeWindows", "Tumble"), 'use tumbling("t", "10s")'),
     **dict.fromkeys(("hopping", "hop", "Slide", "SlidingWindower", "SlidingEventTimeWindows"),
                     'use sliding("t", "10s", every="2s")'),
@@ -318,7 +321,8 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     "Flow.with_watermark": {"": 'use with_watermark("time", "10s")'},
     "Flow.collect": {"streaming": "it computes in batches; memory= limits what it holds"},
     "Flow.describe": {"percentiles": 'use group_by().agg(col("x").quantile(q))'},
-    "Flow.start": {"": "use start(sink=si.to_parquet(folder))"},
+    "Flow.start": {"": "use start(sink=si.to_parquet(folder))",
+                   "deterministic": "collect has it; the rounds of a job depend on time, and so do its float sums"},
     **{f"Flow.write_{kind}": _WRITTEN for kind in ("parquet", "ipc", "json")},
     "Flow.write_csv": {**_WRITTEN,
                        **dict.fromkeys(("sep", "separator", "delimiter"), "fields are separated by commas")},
@@ -340,6 +344,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     "tumbling": {"": 'use tumbling("time", "10s")',
                  "every": 'use sliding("time", "10s", every="2s") for windows that overlap'},
     "sliding": {"": 'use sliding("time", "10s", every="2s")'},
+    "cumulate": {"": 'use cumulate("time", "1d", step="1h")', "every": "use step="},
     "read_csv": {**_SELECTED, **_TYPES, **dict.fromkeys(("sep", "separator"), "use delimiter="),
                  **dict.fromkeys(("header", "has_header", "names"), "the first line has the names")},
     "read_json": {**_SELECTED, **_TYPES, "lines": "it always reads one JSON object a line"},

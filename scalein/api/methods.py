@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -613,6 +614,8 @@ class Aggregates(ForeignNames):
 
         def _agg(self, fn: str, *others: object, params: tuple[object, ...] = ()) -> Column: ...
         def _filtered(self, conditions: tuple[object, ...]) -> Column: ...
+        def _over(self, keys: tuple[object, ...], order_by: object, descending: object, rows: object,
+                  within: object) -> Column: ...
 
     def count(self) -> Column:
         """The number of values that are not null.
@@ -825,9 +828,70 @@ class Aggregates(ForeignNames):
             raise BadArgument("top_k takes a whole number of rows, at least 1", at=here(), found=repr(k))
         return self._agg("top_k", by, params=(k,))
 
+    # --- over other rows
+
+    def lag(self, n: int = 1) -> Column:
+        """The value `n` rows before, for `over`; null where there is no such row.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"k": ["a", "b", "a"], "x": [1, 2, 3]}))
+        >>> flow.with_columns(before=col("x").lag().over("k")).collect()["before"].to_pylist()
+        [None, None, 1]
+        """
+        return self._agg("lag", params=(_steps(n, "lag"),))
+
+    def lead(self, n: int = 1) -> Column:
+        """The value `n` rows later, for `over`; null where there is no such row.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"k": ["a", "b", "a"], "x": [1, 2, 3]}))
+        >>> flow.with_columns(next=col("x").lead().over("k")).collect()["next"].to_pylist()
+        [3, None, None]
+        """
+        return self._agg("lead", params=(_steps(n, "lead"),))
+
+    def over(self, *keys: Column | str | Sequence[Column | str],
+             order_by: Column | str | Sequence[Column | str] | None = None,
+             descending: bool | Sequence[bool] = False, rows: int | None = None,
+             within: Duration | None = None) -> Column:
+        """For each row, an aggregate of the rows with the same keys, or a function such as `lag` and `si.row_number()`.
+
+        Without `order_by`, an aggregate is of all rows with these keys. With it, of this row and those before it in the
+        order: all of them, at most `rows` together, or those whose time is at most `within` earlier (and those of the
+        same time). Rows of equal order are in the source's, and so are all rows of `rows=` and of functions without
+        `order_by`; nulls come first. Without keys, all rows are one partition. With `order_by` the event time of
+        `with_watermark`, rows without a time are dropped, and in a job a row comes when the watermark has passed it.
+
+        It stands in `with_columns`, `select` and `filter`, also within other expressions. Float sums are summed anew
+        for each frame, never by subtracting what leaves it. Aggregates that need all values of a frame (quantiles,
+        lists, `n_unique`, classes of your own) take time for each row of each frame.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"k": ["a", "b", "a", "a"], "t": [1, 2, 3, 5], "x": [1, 2, 3, 4]}))
+        >>> flow.select(s=col("x").sum().over("k", order_by="t", rows=2)).collect()["s"].to_pylist()
+        [1, 2, 4, 7]
+        >>> flow.select(s=col("x").sum().over("k", order_by="t", within=2)).collect()["s"].to_pylist()
+        [1, 2, 4, 7]
+        >>> flow.select(share=col("x") / col("x").sum().over("k")).collect()["share"].to_pylist()
+        [0.125, 1.0, 0.375, 0.5]
+        >>> flow.filter(si.row_number().over("k", order_by="x", descending=True) == 1).collect()["x"].to_pylist()
+        [2, 4]
+        """
+        return self._over(keys, order_by, descending, rows, within)
+
 
 def _share(q: float, fn: str) -> float:
     if isinstance(q, bool) or not isinstance(q, int | float) or not 0 <= q <= 1:
         raise BadArgument(f"{fn} takes a share between 0 and 1", at=here(), found=repr(q),
                           hint="write 0.95 for the 95th percentile")
     return float(q)
+
+
+def _steps(n: object, name: str) -> int:
+    if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 2**62:
+        raise BadArgument(f"{name} takes a number of rows, 0 or more", at=here(), found=repr(n),
+                          hint="lead(n) is lag(-n)" if isinstance(n, int) and not isinstance(n, bool) else None)
+    return n

@@ -22,9 +22,10 @@ def to_parquet(path: object, *, partition_by: str | Sequence[str] | None = None,
     """Parquet files in a directory, which is made if it is not there; files in it stay.
 
     Each checkpoint makes new files, and they appear with it: whoever reads the directory sees every row once, also
-    after a crash. The directory belongs to that job, whose checkpoint is noted in a file `_owner`: another job is
-    refused. Jobs without a checkpoint may write to a directory one after another. A file of more than `roll` bytes is
-    followed by another. `partition_by` names columns that become directories (`country=fr/`), as in Hive and Spark.
+    after a crash. Sorted by name, files are in the order in which a job wrote them. The directory belongs to that job,
+    whose checkpoint is noted in a file `_owner`: another job is refused. Jobs without a checkpoint may write to a
+    directory one after another. A file of more than `roll` bytes is followed by another. `partition_by` names columns
+    that become directories (`country=fr/`), as in Hive and Spark.
 
     >>> import scalein as si, tempfile
     >>> si.to_parquet(tempfile.gettempdir(), partition_by="country", roll="64MB")

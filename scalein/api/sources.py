@@ -51,14 +51,21 @@ def from_batches(batches: object, schema: object = None) -> Flow:
     return Flow(source("batches", of_batches(batches, arrow, at), at))
 
 
-def flow(schema: object) -> Flow:
+def flow(schema: object, *, name: str | None = None) -> Flow:
     """A flow whose data is given later, to `collect(data)`: a pyarrow or Spark schema, or a dict of names and types.
+
+    A flow with several inputs, such as a join of two streams, knows each by its `name`, and gets a dict of data:
 
     >>> import pyarrow as pa, scalein as si
     >>> si.flow({"price": pa.float64(), "user": str}).columns
     ['price', 'user']
+    >>> clicks = si.flow({"ad": int, "t": int}, name="clicks").with_watermark("t", 5)
+    >>> views = si.flow({"ad": int, "t": int}, name="views").with_watermark("t", 5)
+    >>> q = clicks.join(views, on="ad", between=(-10, 0)).select("ad", "t", seen="t_right")
+    >>> q.collect({"clicks": {"ad": [1, 2], "t": [12, 30]}, "views": {"ad": [1, 2], "t": [8, 11]}}).to_pydict()
+    {'ad': [1], 't': [12], 'seen': [8]}
     """
-    return Flow(unbound(schema, here()))
+    return Flow(unbound(schema, here(), name))
 
 
 @with_argument_hints
@@ -68,6 +75,8 @@ def read_parquet(path: object, *, follow: bool = False, schema: object = None) -
     Only columns that the flow needs are read. `follow=True` goes on with files as they appear, in the order of their
     modification times, for jobs. Names that begin with `_` or `.` are skipped: write a file under such a name and
     rename it when it is complete. All files have the columns of the first one, or of `schema`.
+    Files are mapped into memory: one that is cut or overwritten in place while it is read can end the process, so
+    replace files by renaming.
 
     A directory may be partitioned as by Hive and Spark (`kind=view/day=2024-01-01/`): the partition columns come after
     those of the files, as integers or dates if all values are, else as text, or in the types of `schema`. Files that a
@@ -192,7 +201,7 @@ def generate(fn: Callable[[int, int], pa.RecordBatch], schema: object, *, rows_p
     >>> flow.group_by().agg(n=si.count(), top=si.col("price").max()).collect().to_pylist()
     [{'n': 1000000, 'top': 499999.5}]
     """
-    from scalein.connectors.sources.generate import BATCH_ROWS, Generated
+    from scalein.connectors.sources.generate import BATCH_ROWS, Generated, Pace
 
     at = here()
     if not callable(fn):
@@ -202,7 +211,7 @@ def generate(fn: Callable[[int, int], pa.RecordBatch], schema: object, *, rows_p
     for name, given in (("rows_per_second", rows_per_second), ("rows", rows), ("batch_rows", batch_rows)):
         if given is not None and (isinstance(given, bool) or not isinstance(given, int | float) or given <= 0):
             raise BadArgument(f"{name} is a number above 0", at=at, found=repr(given))
-    made = Generated(fn, as_schema(schema, "generate", at), rows_per_second, rows, batch_rows)
+    made = Generated(fn, as_schema(schema, "generate", at), Pace(rows_per_second, rows, batch_rows))
     return _flow(BoundSource("generate", made, at), at)
 
 

@@ -133,7 +133,7 @@ def _start(outputs: list[FlowOutput], checkpoint: object, savepoint: object, boo
     if until not in (None, "now"):
         raise BadArgument("until does not know this word", at=at, found=repr(until), has="'now'")
     roots = roots if until is None else _until_now(roots, at)
-    folder, point = _checkpoint(checkpoint, at), _folder(savepoint, "savepoint", at)
+    folder, point = _place_of(checkpoint, "checkpoint", at), _place_of(savepoint, "savepoint", at)
     if folder is not None:
         for root in roots:
             _check_replays(root, at)
@@ -189,10 +189,10 @@ def _place(given: object, name: str, words: tuple[str, ...], at: SourceLoc) -> s
     return "sink"
 
 
-def _checkpoint(given: object, at: SourceLoc) -> Path | Location | None:
+def _place_of(given: object, name: str, at: SourceLoc) -> Path | Location | None:
     """A folder of the local file system, or the address of another one."""
     if given is None or isinstance(given, os.PathLike) or (isinstance(given, str) and "://" not in given):
-        return _folder(given, "checkpoint", at)
+        return _folder(given, name, at)
     from scalein.storage.object_store import Location, parse_location  # pyarrow.fs, which few jobs need
 
     found = given if isinstance(given, Location) else parse_location(given, at)
@@ -238,7 +238,9 @@ def _check_joins(op: ops.Op) -> None:
             if _is_endless(source):
                 raise BadArgument("the right side of a join must be bounded: it is read whole before the first row",
                                   at=join.at, found=f"{source.name}, which never ends",
-                                  hint="join with a table or files; the endless input goes to the left")
+                                  hint='join with a table or files, the endless input on the left; or join streams: '
+                                       'within=si.tumbling("t", "10s"), between=("-5s", "5s"), or keep="1h" or '
+                                       '"forever", which says how long rows wait')
 
 
 def _until_now(roots: list[ops.Op], at: SourceLoc) -> list[ops.Op]:

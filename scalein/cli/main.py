@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from scalein import __version__
-from scalein.cli import demo, doctor, explain, state
+from scalein.cli import bench, demo, doctor, explain, run, sql, state
 from scalein.errors import BadArgument, ScaleinError, guess
 
 
@@ -24,7 +24,8 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-COMMANDS: dict[str, Command] = {"demo": demo, "doctor": doctor, "explain": explain, "state": state}
+COMMANDS: dict[str, Command] = {"bench": bench, "demo": demo, "doctor": doctor, "explain": explain,
+                                "run": run, "sql": sql, "state": state}
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -56,8 +56,10 @@ class Source(Protocol):
 class Sink(Protocol):
     """Where a job's rows go, epoch by epoch. One thread calls at a time, but `commit` may run beside `write`.
 
-    Optional method: `acquire(run, checkpoint)` is called before anything else of each run. `run` is `<job>-<run>`,
-    `checkpoint` the path of the job's checkpoint, or None. A sink that another job writes to raises.
+    Optional methods: `acquire(run, checkpoint)` is called before anything else of each run. `run` is `<job>-<run>`,
+    `checkpoint` the path of the job's checkpoint, or None. A sink that another job writes to raises. `take_over(job,
+    name)` is called before that if the job begins from a savepoint of another `job`, which wrote to the same place,
+    under names that begin with `name`: `open` gets what that job had committed.
     """
 
     def open(self, schema: pa.Schema, committed: Json, next: str) -> None:

@@ -47,7 +47,7 @@ from scalein.ir.exprs import Expr
 from scalein.ir.passes.pass_through import kernel_steps
 from scalein.ir.physical import Pipeline, WindowAggregate
 from scalein.ir.stages import Group, GroupMode
-from scalein.ir.tables import Table
+from scalein.ir.tables import Slicing, Table
 from scalein.kernels.call import call
 from scalein.kernels.prepare import Prepared, specialised_table, table_exprs
 from scalein.kernels.specialise import Specialiser
@@ -127,7 +127,12 @@ class HashAggregate:
             yield from self.emitter.empty_result(self.mode is GroupMode.ONE)
             return
         rest = chain([first], (b for b in batches if b.num_rows))
-        if self._may_spill and partitioned_aggregate.holds_all_values(self.node.table):
+        if self.node.table.needs_two_passes and not self._may_spill:
+            from scalein.exec.session_rows import run_in_two_passes  # few flows have sessions
+
+            yield from run_in_two_passes(self, rest)
+            return
+        if self._may_spill and partitioned_aggregate.must_be_whole(self.node.table):
             yield from partitioned_aggregate.run_partitioned(self, rest)
             return
         self.prepared.observe(first)
@@ -149,8 +154,10 @@ class HashAggregate:
     @property
     def _may_spill(self) -> bool:
         """Whether rows are partitioned and spilled if groups become too large; those of fixed size go to `radix`."""
-        if self.options.memory is None or not self.node.keys:
+        if self.options.memory is None:
             return False
+        if not self.node.keys:
+            return self.node.table.window is None and partitioned_aggregate.has_quantiles(self.node.table)
         is_fixed = not partitioned_aggregate.holds_more_than_records(self.node.table, self.node.keys)
         return not (is_fixed and radix.fits(self.node.table))
 
@@ -201,6 +208,12 @@ class HashAggregate:
         if known is None or known.table is not self.table:
             known = self._merge_kernels[mode, slide] = MergeKernels(self.table, mode, self.options, slide)
         return known
+
+    def in_sessions(self, state: State) -> State:
+        """The state without sessions that are still in several parts."""
+        if self.table.slicing is not Slicing.SESSION:
+            return state
+        return self.merge_kernels(GroupMode.HASH).in_sessions(state)
 
     def direct_table(self) -> DirectTable:
         """An empty direct table over the domain."""
@@ -320,7 +333,7 @@ class AggregateWorker:
             for state in others:
                 merge_kernels.into(target, state)
         if not slides:
-            yield target
+            yield operator.in_sessions(target)
             return
         assert table.window is not None
         compact_logs(table, target, replace(operator.options, workers=1), at_once=True)
@@ -330,8 +343,9 @@ class AggregateWorker:
             part = target
             if len(ranges) > 1:  # each range scans its own slices often, and the others once
                 part = HashTable(table, operator.options)
-                end = min(last + table.window_slices, EVERYTHING[1])
-                operator.merge_kernels(GroupMode.HASH).into(part, target, within=(first, end))
+                slices = table.window_slices  # a window has slices before or after the one that it is known by
+                within = max(first - slices, EVERYTHING[0]), min(last + slices, EVERYTHING[1])
+                operator.merge_kernels(GroupMode.HASH).into(part, target, within=within)
             windows = HashTable(table, operator.options)
             for back in range(table.window.windows_per_row):
                 sliding.into(windows, part, back, within=(first, last))

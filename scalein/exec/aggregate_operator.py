@@ -14,22 +14,15 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scalein.arrow_rows import as_integers, filtered
 from scalein.compiler import compile_flow
 from scalein.dtypes import BOOL, Schema
 from scalein.errors import ComputeError
 from scalein.exec.bounded import PreAggregationProgram, Program
 from scalein.exec.error_location import located
-from scalein.exec.event_time import as_integers
 from scalein.exec.fragments import Fragment, over, placeholder
 from scalein.exec.lateness import Lateness
-from scalein.exec.operator import (
-    Batches,
-    Context,
-    FragmentRunner,
-    Morsel,
-    filtered,
-    reads,
-)
+from scalein.exec.operator import Batches, Context, FragmentRunner, Morsel, reads
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Lit, Named, type_of
 from scalein.ir.internal_names import internal
@@ -172,6 +165,8 @@ class Partial(AggregateOperator):
 
         Rows take one of the two ways: their event time is a column of the source, or is computed by the fragment's ops.
         """
+        if self._context.takes_partials:
+            return [morsel.batch for morsel in morsels]
         checked: Batches = []
         clean = (morsel.batch for morsel in self._arrived(morsels, checked))
         return [*self._counted_in(clean), *self._of_checked(checked)]

@@ -29,7 +29,9 @@ from scalein.ir.physical import (
     Limit,
     Node,
     OuterJoin,
+    Over,
     Pipeline,
+    Process,
     Scan,
     Sort,
     Union,
@@ -80,6 +82,8 @@ class Query:
         tables = (table for node in walk_nodes(self._plan) if isinstance(node, Pipeline | WindowAggregate)
                   for _, table in node.joins)  # fmt: skip
         self._static = frozenset(id(table) for table in tables if self._is_small(table))
+        self._is_rounded = any(isinstance(node, WindowAggregate) and node.table.is_rounded
+                               for node in walk_nodes(self._plan))
 
     def _is_small(self, table: JoinBuild) -> bool:
         """Whether a static table consists of few rows that the flow holds in memory, without a Python step."""
@@ -97,7 +101,11 @@ class Query:
     def batches(self, options: Options, given: Batches | None = None) -> Iterator[pa.RecordBatch]:
         """The result batch by batch."""
         inputs = [given if source.data is None else source.data for source in self._sources]
-        run = _Run(options, join_tables=self._join_tables, inputs=inputs, idle=self._idle, static=self._static)
+        if options.deterministic and self._is_rounded:
+            # All aggregations: later sums depend on the order of groups. No table of another run, which was parallel.
+            run = _Run(options, join_tables={}, inputs=inputs, serial_aggregates=True)
+        else:
+            run = _Run(options, join_tables=self._join_tables, inputs=inputs, idle=self._idle, static=self._static)
         pooled = None if options.memory is None else options.memory // POOLED_SHARE
         try:
             with interruptible(), _NO_LIMIT if pooled is None else keep_at_most(pooled):
@@ -129,9 +137,10 @@ class Program:
     end, so concurrent runs share none.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, join_tables: dict[int, JoinTable] | None = None) -> None:
+        """`join_tables` are those that there are, by the identity of the join's node, which `node` keeps alive."""
         self.node, self._schema = node, node.schema.arrow
-        self._join_tables: dict[int, JoinTable] = {}  # by the identity of the join's node, which `node` keeps alive
+        self._join_tables: dict[int, JoinTable] = {} if join_tables is None else join_tables
         self._reused: ReusedOperators = {}
         self._given: pa.Schema | None = None  # of the batches that `_reused` was prepared for
 
@@ -224,14 +233,17 @@ class RingPreAggregationProgram:
 class _Run:
     """One run of a plan. `given` are the batches of a source without data of its own, `inputs` the data of the plan's
     sources by number. `join_tables` are static tables by the identity of their node, retained by the caller for the
-    next run (all, or those of `static`); `reused` and `idle` are operators of earlier runs.
+    next run (all, or those of `static`); `reused` and `idle` are operators of earlier runs. `serial_aggregates` run on
+    one worker.
     """
 
     def __init__(self, options: Options, given: Iterable[pa.RecordBatch] = (), *, join_tables: dict[int, JoinTable],
                  reused: ReusedOperators | None = None, inputs: Sequence[object] = (),
-                 idle: IdleOperators | None = None, static: frozenset[int] | None = None) -> None:
+                 idle: IdleOperators | None = None, static: frozenset[int] | None = None,
+                 serial_aggregates: bool = False) -> None:
         self._options, self._given, self._join_tables, self._reused = options, given, join_tables, reused
         self._inputs, self._idle, self._static = inputs, idle, static
+        self._aggregate_options = replace(options, workers=1) if serial_aggregates else options
         self._account = MemoryAccount(options.memory)
         self._tables: dict[int, JoinTable | SpilledTable] = {}  # of joins, under a memory limit
 
@@ -265,6 +277,10 @@ class _Run:
                 return self._aggregate(node, None)
             case Pipeline():
                 return self._pipeline(node)
+            case Process():
+                from scalein.exec.process import run_process  # few flows have one
+
+                return run_process(node, self.rows(node.input), self._options, self._table(node.input))
             case OuterJoin():
                 return self._outer_join(node)
             case Host():
@@ -277,6 +293,10 @@ class _Run:
                 from scalein.exec.sort import run_sort  # imports pyarrow.compute
 
                 return run_sort(node, self.rows(node.input), self._account)
+            case Over():
+                from scalein.exec.over import run_over  # few flows have one
+
+                return run_over(node, self.rows(node.input), self._options, self._account)
             case Union():
                 return self._union(node)
 
@@ -287,18 +307,19 @@ class _Run:
             rest, rows = cut
             assert isinstance(rest, WindowAggregate)
             below = {} if downstream is None else self.joins(downstream.joins)
-            return hash_aggregate(rest, self._joins_of(rest), self._options, None, downstream, below,
+            return hash_aggregate(rest, self._joins_of(rest), self._aggregate_options, None, downstream, below,
                                   self._account).run(coalesce(rows, is_limited=True))
         joins, downstream_joins = self.joins(node.joins), {} if downstream is None else self.joins(downstream.joins)
-        if (reused := self._reusable_at(node)) is not None:
+        if (reused := self._reusable_at(node)) is not None and not node.table.needs_two_passes:
             return self._aggregate_reusing(top, node, downstream, reused)
         table, rows = self._table(node.input), self._input(node)
         key = self._idle_key(top, table, [*node.joins, *(() if downstream is None else downstream.joins)])
         known = None if key is None or self._idle is None else self._idle.pop(key, None)
         if isinstance(known, HashAggregate) and table is not None:
-            known.reset(table, self._options, self._account)
+            known.reset(table, self._aggregate_options, self._account)
         else:
-            known = hash_aggregate(node, joins, self._options, table, downstream, downstream_joins, self._account)
+            known = hash_aggregate(node, joins, self._aggregate_options, table, downstream, downstream_joins,
+                                   self._account)
         return self._then_release(known, known.run(rows), key)
 
     def _pipeline(self, node: Pipeline) -> Iterator[pa.RecordBatch]:
@@ -306,13 +327,13 @@ class _Run:
         if (cut := self._join_spilled(node)) is not None:
             rest, rows = cut
             assert isinstance(rest, Pipeline)
-            return run_pipeline(rest, rows, self._joins_of(rest), self._options, None)
+            return run_pipeline(rest, rows, self._joins_of(rest), self._options, None, self._account)
         joins = self.joins(node.joins)
         if node.dedup is None and (reused := self._reusable_at(node)) is not None:
             return self._run_pipeline_reusing(node, reused)
         table, rows = self._table(node.input), self._input(node)
         if node.dedup is not None:
-            return run_pipeline(node, rows, joins, self._options, table)
+            return run_pipeline(node, rows, joins, self._options, table, self._account)
         key = self._idle_key(node, table, node.joins)
         known = None if key is None or self._idle is None else self._idle.pop(key, None)
         if isinstance(known, PipelineOperator):
@@ -324,9 +345,15 @@ class _Run:
     def _outer_join(self, node: OuterJoin) -> Iterator[pa.RecordBatch]:
         """The rows of the pipeline, which marks the rows of the table that match, and then the unmarked ones."""
         pipe, schema = node.input, node.schema.arrow
+        if (tables := self._spilled_tables(pipe)) is not None:
+            from scalein.exec.grace_join import outer_join_spilled
+
+            rows = outer_join_spilled(node, self._input(pipe), tables, self._options, self._account)
+            yield from _conformed(lambda: rows, schema)
+            return
         joins = self.joins(pipe.joins)
         joins[node.table] = joins[node.table].with_marks()
-        rows = run_pipeline(pipe, self._input(pipe), joins, self._options, self._table(pipe.input))
+        rows = run_pipeline(pipe, self._input(pipe), joins, self._options, self._table(pipe.input), self._account)
         yield from _conformed(lambda: rows, schema)
         yield from joins[node.table].unmatched(node.origins, schema)
 
@@ -419,14 +446,20 @@ class _Run:
         """Under a memory limit, the part of a node after its joins with tables that do not fit, and the rows that reach
         it; None if there are none.
         """
+        if (tables := self._spilled_tables(node)) is None:
+            return None
+        from scalein.exec.grace_join import join_spilled
+
+        return join_spilled(node, self._input(node), tables, self._options, self._account)
+
+    def _spilled_tables(self, node: Pipeline | WindowAggregate) -> dict[int, JoinTable | SpilledTable] | None:
+        """The tables of a node's joins, if some of them do not fit into a memory limit."""
         if self._options.memory is None or not node.joins:
             return None
-        from scalein.exec.grace_join import SpilledTable, join_spilled
+        from scalein.exec.grace_join import SpilledTable
 
         tables = {number: self._table_of(table) for number, table in node.joins}
-        if not any(isinstance(table, SpilledTable) for table in tables.values()):
-            return None
-        return join_spilled(node, self._input(node), tables, self._options)
+        return tables if any(isinstance(table, SpilledTable) for table in tables.values()) else None
 
     def _joins_of(self, node: Pipeline | WindowAggregate) -> dict[int, JoinTable]:
         """The tables that the steps of a node probe."""
@@ -439,8 +472,7 @@ class _Run:
         if known is None:
             from scalein.exec.grace_join import read_table
 
-            known = (self._join(table) if table.is_outer else
-                     read_table(table, self.rows(table.input), self._options, self._account.child()))
+            known = read_table(table, self.rows(table.input), self._options, self._account.child())
             self._tables[id(table)] = known
         return known
 
@@ -486,6 +518,8 @@ def _step(node: Node) -> str:
             return "group_by"
         case OuterJoin():
             return "join"
+        case Over():
+            return "over"
         case _:
             return "this flow"
 

@@ -12,13 +12,15 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from scalein.arrow_rows import filtered, from_numpy
 from scalein.compiler import compile_flow
 from scalein.dtypes import I64, Field, Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.exec.bounded import Program
 from scalein.exec.fragments import Fragment
-from scalein.exec.operator import Batches, Context, FragmentRunner, filtered
+from scalein.exec.operator import Batches, Context, FragmentRunner
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
 from scalein.ir.internal_names import internal
@@ -79,11 +81,14 @@ class Changelog:
 
     def of_rows(self, results: Batches, existed: np.ndarray) -> Batches:
         """Changes of groups that have a result each, in their order."""
-        new = (results[0] if len(results) == 1 else pa.concat_batches(results)).select(self._names)
         if existed.all():  # as a rule
-            return [changelog_rows(new, "update")]
-        rows = np.arange(new.num_rows)
-        return _changes(new.slice(0, 0), rows[:0], new, rows, existed)
+            return [changelog_rows(batch.select(self._names), "update") for batch in results]
+        found, start = [], 0
+        for batch in results:
+            op = pc.if_else(from_numpy(existed[start : start + batch.num_rows]), "update", "insert")
+            found.append(batch.select(self._names).append_column(pa.field(OP, pa.string(), False), op))
+            start += batch.num_rows
+        return found
 
     def of_groups(self, before: pa.RecordBatch, before_of: np.ndarray, now: pa.RecordBatch, now_of: np.ndarray,
                   count: int) -> Batches:

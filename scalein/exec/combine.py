@@ -39,6 +39,7 @@ class Combiner:
     def __init__(self, two: TwoPhase, options: Options) -> None:
         self._two, self._options = two, options
         self.names = two.values.names
+        self.functions = two.functions if two.is_by_column else None
         self._has_text = two.combine.table.has_heap
         self._pairs = _SideBySide(two.combine.table, two.values, 2)
         self._whole = _SideBySide(two.final.table, two.values, 1)
@@ -83,7 +84,7 @@ class Combiner:
     def finish(self, rows: pa.RecordBatch) -> pa.RecordBatch | None:
         """The results of complete groups, row by row; None where results are of several rows, or text is computed."""
         table, schema = self._two.final.table, self._two.final.schema.arrow
-        if self._has_text or (table.window is not None and not table.window.is_tumbling):
+        if self._has_text or (table.window is not None and (table.window.cumulates or not table.window.is_tumbling)):
             return None
         columns = [rows.column(key.name) for key in table.keys]
         if table.window is not None:

@@ -16,7 +16,7 @@ from scalein.dtypes import TIMES, DType, Kind
 from scalein.exec.tables import Domain
 from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.stages import Probe, ProjectStep, Step
-from scalein.ir.tables import Table
+from scalein.ir.tables import Slicing, Table
 from scalein.kernels.prepare import Prepared
 from scalein.kernels.specialise import CODE, IDS
 
@@ -31,6 +31,8 @@ HEADROOM_BYTES = 1 << 16  # of a table that is filled over time, for slices to c
 def domain_of(prepared: Prepared, table: Table, keys: tuple[Expr, ...], batches: Iterable[pa.RecordBatch],
               scan_all: bool = False) -> Domain | None:
     """The ranges of keys and slices in these batches, if a direct table over them is small."""
+    if table.slicing is Slicing.SESSION:
+        return None
     spans = []
     for key in keys:
         found = _key_range(prepared, key, batches, scan_all)
@@ -42,7 +44,7 @@ def domain_of(prepared: Prepared, table: Table, keys: tuple[Expr, ...], batches:
         times = _range(prepared, table.window.time, batches, scan_all)
         if times is None:
             return None
-        first, last = times[0] // table.slice_size, times[1] // table.slice_size
+        first, last = map(table.slice_of, times)
         if first < -MAX_SLICE or last > MAX_SLICE:
             return None
         slices = (first - 1, last - first + 3)

@@ -6,12 +6,14 @@ The number of rows of a batch is decided in `kernels/output.py` (`CHUNK_ROWS`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from scalein.arrow_rows import as_numpy, from_numpy
+from scalein.cancellation import DETACHED_ROWS, run_detached
 from scalein.dtypes import I32, I64
 from scalein.errors import ScaleinError
 from scalein.exec.finalize import ListValues, finalize
@@ -156,8 +158,10 @@ def _with_lists(arrays: list[pa.Array], table: Table, lists: dict[int, ListValue
             for part in ([a.slice(0, half) for a in arrays], [a.slice(half) for a in arrays]):
                 yield from _with_lists(part, table, lists)
             return
-        columns.append(pa.ListArray.from_arrays(from_numpy((offsets - offsets[0]).astype(np.int32)),
-                                                values.cast(arrow.value_type), type=arrow))
+        cast = partial(values.cast, arrow.value_type)
+        values = run_detached(cast) if len(values) > DETACHED_ROWS and values.type != arrow.value_type else cast()
+        columns.append(pa.ListArray.from_arrays(from_numpy((offsets - offsets[0]).astype(np.int32)), values,
+                                                type=arrow))
     yield columns
 
 

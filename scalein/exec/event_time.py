@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scalein.arrow_rows import as_integers
 from scalein.dtypes import DType, Kind
 from scalein.kernels.workers import run_parallel
 from scalein.storage.checked_json import Json, as_int, as_list, as_map
@@ -37,13 +38,6 @@ MANY_OUTLIERS = 10  # percent of a batch's rows, from which on a warning is due
 MAX_NUMPY_TIMES = 1 << 16
 IDLE_S = 5.0  # without a row, after which a partition of an unbounded source holds no watermark back
 _DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
-
-
-def as_integers(times: pa.Array) -> pa.Array:
-    """Times as 64-bit integers, without a copy where they are already."""
-    if pa.types.is_timestamp(times.type):
-        return times.view(pa.int64())
-    return times if times.type == pa.int64() else times.cast(pa.int64())
 
 
 def max_gap_of(dtype: DType) -> int | None:

@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 
 from scalein.dtypes import Schema
-from scalein.errors import BadArgument, SourceLoc
+from scalein.errors import BadArgument, SourceLoc, warn
 from scalein.exec import fragments as cutting
 from scalein.exec.aggregate_operator import ROW, aggregate_node
 from scalein.exec.compatibility import HINT, signature
@@ -308,7 +308,9 @@ def _table(fragment: Fragment) -> Table:
 
 
 def _begun(fragment: Fragment, old: _Old | None, epoch: int, evolve: bool, at: SourceLoc) -> dict[str, int]:
-    """Since which epoch each aggregate has counted rows: 0 where it has counted all; refuses those that were added."""
+    """Since which epoch each aggregate has counted rows: 0 where it has counted all. Those that were added are refused,
+    or reported where earlier rows are missing in them.
+    """
     held = _held(fragment)
     if old is None or old.layout is None:
         return dict.fromkeys(held, 0)
@@ -324,6 +326,9 @@ def _begun(fragment: Fragment, old: _Old | None, epoch: int, evolve: bool, at: S
                           checkpoint=", ".join(dict.fromkeys(before)),
                           hint="evolve=True goes on: they begin empty, and the others continue; or give another "
                                "checkpoint directory")
+    if added and not old.layout.holds_rows:
+        warn("aggregates were added since the checkpoint was written, and count rows from now on: "
+             f"{', '.join(dict.fromkeys(held[name].text for name in added))}", at)
     return {name: before[each.text].since if each.text in before else max(1, epoch) for name, each in held.items()}
 
 
@@ -376,6 +381,8 @@ def _aggregate(fragment: Fragment, old: _Old | None, since: dict[str, int], fres
 
 def _holds_rows(table: Table, held: StateColumns | None, emit: str) -> bool:
     """Whether a new aggregation holds rows: its aggregates are as large as its input, or too many for a store."""
+    if table.needs_two_passes:
+        return True
     is_narrow = len(table.keys) < MAX_KEYS and width(table, held) <= MAX_VALUES
     return not fits(table) or (not is_narrow and (table.window is None or emit == "changes"))
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from scalein.exec.event_time import as_integers
-from scalein.exec.operator import Batches, Context, files_of, filtered, restore_rows
+from scalein.arrow_rows import as_integers, filtered
+from scalein.exec.operator import Batches, Context, files_of, restore_rows
 from scalein.ir.windows import Window
 from scalein.state.row_buffer import RowBuffer
 from scalein.storage.checked_json import Json
@@ -22,13 +22,13 @@ MIN_SEGMENTS = 512  # of the buffer, before those of each window are put togethe
 
 
 def windows_of(partials: pa.RecordBatch, window: Window, first_open: int) -> Batches:
-    """Partial groups of slices, again for each window that their slice is in and that begins at `first_open` or later,
-    with the window's start in the place of the slice's. A key may come several times.
+    """Partial groups of slices, again for each window that their slice is in and whose anchor is `first_open` or later,
+    with the anchor in the place of the slice's start. A key may come several times.
     """
     at = partials.schema.get_field_index("window_start")
     field, starts = partials.schema.field(at), np.asarray(as_integers(partials.column(at)))
     found = []
-    for windows, is_in in window.starts_of(starts):
+    for windows, is_in in window.anchors_of(starts):
         values = np.ascontiguousarray(windows.astype(f"i{field.type.bit_width // 8}"))
         column = pa.Array.from_buffers(field.type, len(values), [None, pa.py_buffer(values)])
         found.append(filtered(partials.set_column(at, field, column), pa.array(is_in & (windows >= first_open))))

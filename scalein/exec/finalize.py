@@ -29,6 +29,7 @@ from scalein.options import Options
 
 VIEW_STEP = 1 << 30  # bytes
 PARALLEL_PAIRS = 1 << 18  # from which sorting on all workers pays
+CALL_PAIRS = 1 << 19  # of a call, so that Ctrl-C takes effect soon
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ def finalize(table: Table, state: State, options: Options) -> dict[int, ListValu
             continue
         pairs = _rank(table, state, number, log, options)
         if acc.kind is AccKind.LIST:
-            lists[number] = _list_values(log, pairs[:, 1])
+            values = partial(_list_values, log, pairs[:, 1])
+            lists[number] = run_detached(values) if log.count > DETACHED_ROWS else values()
     return lists
 
 
@@ -143,19 +145,41 @@ def _rank(table: Table, state: State, number: int, log: Log, options: Options, f
     _set_counts(table, state, number, counts)
     pairs = allocate(max(16, 16 * log.count))[: 16 * log.count].view(np.int64).reshape(-1, 2)
     expand = kernel(Stage("expand_log", FromRecords(), (), ExpandLog(table, number, mode_of(state))), options)
-    _run(expand, state, log, log.first, 0, log.count, pairs, np.zeros(1, np.int64))
+    for first in range(0, log.count, CALL_PAIRS):
+        _run(expand, state, log, log.first, first, min(log.count, first + CALL_PAIRS), pairs, np.zeros(1, np.int64))
     rank = kernel(Stage("rank", FromRecords(), (), Rank(table, number, fold)), options)
     ends = np.cumsum(counts)
     workers = options.workers if log.count > PARALLEL_PAIRS and not fold else 1
     shares = [0, *np.searchsorted(ends, log.count * np.arange(1, workers) // workers).tolist(), state.count]
     jobs = []
     for first, last in itertools.pairwise(shares):
-        longest = int(counts[first:last].max(initial=0))
-        job = partial(_run, rank, state, log, state.first, first, last, pairs, allocate(16 * longest + 16))
-        # The pairs of one group are sorted in one call; the frame keeps what that call uses alive.
-        jobs.append(partial(run_detached, job) if longest > DETACHED_ROWS else job)
+        # Folding writes the log anew from its start on, in one call.
+        pieces = [(first, last)] if fold else _pieces(ends, first, last)
+        jobs.append(partial(_rank_groups, rank, state, log, counts, pieces, pairs))
     run_parallel(jobs)
     return pairs
+
+
+def _pieces(ends: np.ndarray, first: int, last: int) -> list[tuple[int, int]]:
+    """Ranges of groups with few pairs each, unless one group has more; `ends` are the ends of the groups' pairs."""
+    start, stop = 0 if first == 0 else int(ends[first - 1]), 0 if last == 0 else int(ends[last - 1])
+    if stop - start <= CALL_PAIRS:
+        return [(first, last)]
+    borders = np.searchsorted(ends, np.arange(start + CALL_PAIRS, stop, CALL_PAIRS))
+    return list(itertools.pairwise(np.unique([first, *borders.clip(first, last).tolist(), last]).tolist()))
+
+
+def _rank_groups(rank: Compiled, state: State, log: Log, counts: np.ndarray, pieces: list[tuple[int, int]],
+                 pairs: np.ndarray) -> None:
+    longest = max((int(counts[first:last].max(initial=0)) for first, last in pieces), default=0)
+    spare = allocate(16 * longest + 16)
+    for first, last in pieces:
+        job = partial(_run, rank, state, log, state.first, first, last, pairs, spare)
+        # The pairs of one group are sorted in one call; the frame keeps what that call uses alive.
+        if int(counts[first:last].sum()) > DETACHED_ROWS:
+            run_detached(job)
+        else:
+            job()
 
 
 def _run(compiled: Compiled, state: State, log: Log, source: int, first: int, last: int, pairs: np.ndarray,

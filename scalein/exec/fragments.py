@@ -25,8 +25,10 @@ from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Col
+from scalein.ir.ops.stream_join import as_buffered
 from scalein.ir.physical import Node
 from scalein.ir.rewrite import rewrite, stacked, stream_path, walk_ops, walk_streams
+from scalein.ir.stages import FOREVER
 from scalein.ir.windows import Window
 
 
@@ -59,6 +61,14 @@ class Fragment:
     def window(self) -> Window | None:
         """The windows that it groups by."""
         return self.state.window if isinstance(self.state, ops.Aggregate) else None
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it uses event time."""
+        is_timed_process = isinstance(self.state, ops.Process) and bool(self.state.time)
+        is_timed_process |= isinstance(self.state, ops.Over) and bool(self.state.kind)
+        is_timed_join = isinstance(self.state, ops.BufferedJoin) and self.state.join.bound is not None
+        return self.window is not None or is_timed_join or is_timed_process
 
     @property
     def is_blocking(self) -> bool:
@@ -99,6 +109,9 @@ class _Known(NamedTuple):
     edges: list[SourceEdge]
 
 
+# Their rows have other times than those that they get.
+_RETIMING = ops.Aggregate | ops.BufferedJoin | ops.Over | ops.Process
+
 # Of the flows used last, by the op's identity: a flow that is started again is not compiled again, 2.4 of 7.3 ms.
 _MAX_FLOWS = 8
 _known: OrderedDict[int, _Known] = OrderedDict()
@@ -114,7 +127,8 @@ def cut(root: ops.Op) -> list[SourceEdge]:
     if known is not None and known.plan == root and all(
             a.data is b.data for a, b in zip(known.static, static, strict=True)):  # fmt: skip
         return [edge.over(source) for edge, source in zip(known.edges, fed, strict=True)]
-    edges = [SourceEdge(source, [first], *_marked(first)) for source, first in _cut([root], lambda op: False)]
+    edges = [SourceEdge(source, [first], *_marked(first))
+             for source, first in _cut(as_buffered([root]), lambda op: False)]
     if not {id(source.data) for source in fed} & {id(source.data) for source in static}:
         _remember(root, static, edges)
     return edges
@@ -161,16 +175,18 @@ def cut_together(roots: Sequence[ops.Op], emit: str) -> list[SourceEdge]:
     """The sources of several flows, which are the outputs of one job: what flows have in common is there once."""
     if len(roots) == 1:
         return cut(roots[0])
-    roots = _as_one_plan(roots)
-    consumers = Counter(id(below) for op in walk_streams(*roots) for below in op.streams)
-    consumers.update(map(id, roots))
+    roots = _as_one_plan(as_buffered(roots))
+    order = list(walk_streams(*roots))
+    consumers = Counter(map(id, roots))
+    for op in reversed(order):
+        for each in op.streams:  # the rows of a join's sides are not rows of one schema: each side is a fork instead
+            consumers[id(each)] += consumers[id(op)] if isinstance(op, ops.JoinSides) else 1
     timed: set[int] = set()  # ops whose rows have a watermark, or come at other times than those of the source
     grouped: set[int] = set()
     early: set[int] = set()  # ops whose rows get a watermark later
-    order = list(walk_streams(*roots))
     for op in order:
         below = {id(each) for each in op.streams}
-        if below & timed or isinstance(op, ops.Watermark | ops.Aggregate) or op.is_blocking:
+        if below & timed or isinstance(op, ops.Watermark | _RETIMING) or op.is_blocking:
             timed.add(id(op))
         if below & grouped or isinstance(op, ops.Aggregate):
             grouped.add(id(op))
@@ -179,7 +195,7 @@ def cut_together(roots: Sequence[ops.Op], emit: str) -> list[SourceEdge]:
             early.update(id(each) for each in op.streams if id(each) not in timed)
 
     def is_fork(op: ops.Op) -> bool:
-        if consumers[id(op)] < 2 or _is_free(op) or id(op) in early:
+        if consumers[id(op)] < 2 or isinstance(op, ops.JoinSides) or _is_free(op) or id(op) in early:
             return False
         return emit == "final" or id(op) not in grouped  # groups that emit changes have no other consumer
 
@@ -225,7 +241,7 @@ def _marked(first: Fragment) -> tuple[ops.Watermark | None, ops.Op]:
     fragment = first
     while True:
         # Rows come out at other times than they go in.
-        ends_here = isinstance(fragment.state, ops.Aggregate) or fragment.is_blocking
+        ends_here = isinstance(fragment.state, _RETIMING) or fragment.is_blocking
         path = stream_path(fragment.before if ends_here else fragment.op, fragment.input)
         marks = [op for op in path if isinstance(op, ops.Watermark)]
         if marks:
@@ -300,7 +316,7 @@ def _window_columns(root: ops.Op) -> dict[str, int]:
     for op in walk_streams(root):
         below = [known[id(each)] for each in op.streams]
         if isinstance(op, ops.Aggregate):
-            size = None if op.window is None else op.window.end_of(0)
+            size = None if op.window is None else op.window.least_size
             known[id(op)] = {} if size is None else {"window_start": 0, "window_end": size}
         elif isinstance(op, ops.Union):
             known[id(op)] = {name: min(each[name] for each in below) for name in below[0]
@@ -324,9 +340,17 @@ def over(op: ops.Op, old: ops.Op, new: ops.Op) -> ops.Op:
 
 def check_bounded(edges: list[SourceEdge], is_bounded: bool, emit: str, at: SourceLoc) -> None:
     """Refuse what would never come to an end."""
+    for fragment in fragments(edges):
+        if isinstance(fragment.state, ops.BufferedJoin) and fragment.is_timed:
+            marks = [edge.watermark is not None for edge in edges if fragment in fragments([edge])]
+            if any(marks) and not all(marks):
+                raise BadArgument("a join by time needs the event time of both sides", at=fragment.state.at,
+                                  step="join", hint='give both sides one: .with_watermark("t", "10s")')
     if is_bounded:
         return
     timed = {id(each) for edge in edges if edge.watermark is not None for each in fragments([edge])}
+    timeless = {id(each): join for join in fragments(edges) if isinstance(join.state, ops.BufferedJoin)
+                and join.state.join.bound is None for each in _downstream(join)}
     for fragment in fragments(edges):
         if isinstance(fragment.state, ops.Sort) and fragment.is_blocking:
             raise BadArgument("an endless flow cannot be sorted", at=at, step="sort",
@@ -337,6 +361,10 @@ def check_bounded(edges: list[SourceEdge], is_bounded: bool, emit: str, at: Sour
             raise BadArgument(f"a join with how={fragment.state.how!r} needs a flow that ends: only then it is known "
                               "which rows of the table have no match", at=fragment.state.at, step="join",
                               hint='take how="left" or "inner", or read a bounded source')
+        if isinstance(fragment.state, ops.Over):
+            _check_over(fragment.state, id(fragment) in timed)
+        if isinstance(fragment.state, ops.BufferedJoin):
+            _check_join(fragment.state, id(fragment) in timed)
         is_final = emit == "final" or bool(fragment.consumers)
         if isinstance(fragment.state, ops.Aggregate) and fragment.state.window is None and is_final:
             raise BadArgument("a running aggregate over an endless source has no final result", at=at,
@@ -344,6 +372,46 @@ def check_bounded(edges: list[SourceEdge], is_bounded: bool, emit: str, at: Sour
         if isinstance(fragment.state, ops.Aggregate) and is_final and id(fragment) not in timed:
             raise BadArgument("windows over an endless source never close without a watermark", at=at,
                               step="group_by", hint="with_watermark(column, delay) after the source")
+        if isinstance(fragment.state, ops.Aggregate) and is_final and id(fragment) in timeless:
+            raise BadArgument("windows over a join that keeps rows forever never close: rows of any time may come",
+                              at=at, step="group_by", hint='bound the join: keep="1h", or between=("-5s", "5s")')
+
+
+def _downstream(fragment: Fragment) -> list[Fragment]:
+    """The fragments that get rows of another, directly or not."""
+    found = list(fragment.consumers)
+    for each in found:
+        found += [consumer for consumer in each.consumers if consumer not in found]
+    return found
+
+
+def _check_over(op: ops.Over, is_timed: bool) -> None:
+    """Refuse values over other rows of which an endless stream never has the last one."""
+    if op.kind and is_timed:
+        return
+    hint = "with_watermark(column, delay), and order_by= that column"
+    if op.kind or not op.time:
+        raise BadArgument("rows of an endless source have no order, or no last row, without event time", at=op.at,
+                          step="over", hint=hint + "; or a window of time")
+    raise BadArgument("this needs all rows of a key, and an endless source never has them", at=op.at, step="over",
+                      found=op.describe()[1], hint="give its frame a bound: rows=10, or within=\"1h\"; sums, counts, "
+                                                   "min, max, first, lag and numbers of rows need none")
+
+
+def _check_join(op: ops.BufferedJoin, is_timed: bool) -> None:
+    """Refuse a join of endless streams that would wait for ever."""
+    join, bound = op.join, op.join.bound
+    if bound is not None and not is_timed:
+        raise BadArgument("a join of endless streams by time needs a watermark on both sides: without one its state "
+                          "grows without bound", at=op.at, step="join",
+                          hint="with_watermark(column, delay) on both sides")
+    waits = FOREVER if bound is None else max(bound.left_wait if join.how != "right" else 0,
+                                              bound.right_wait if join.how in ("right", "outer") else 0)
+    if join.how != "inner" and waits >= FOREVER:
+        what = "an as-of join without a tolerance" if bound is not None else f"a join with how={join.how!r}"
+        raise BadArgument(f"{what} over endless streams never knows that a row has no match", at=op.at, step="join",
+                          hint='give it a tolerance=, or take strategy="backward"' if bound is not None else
+                          'keep="1h" says how long rows wait for one; or take how="inner"')
 
 
 def check_order(edges: list[SourceEdge], partitions: Sequence[int]) -> None:

@@ -5,6 +5,9 @@ by key. All others have a hash index whose records hold the first row of their k
 table's order. Rows with a null key match nothing and are left out. String columns are dictionary-encoded, so that
 grouping by one groups by codes.
 
+A table with a `time` is ordered by key and time, so that the rows of a key follow one another; a key leads to the first
+of them (`llvm_backend/probe.py`). Ties have the table's order.
+
 The table of a right or outer join also keeps its rows as they are, and a run marks those that match: a byte a row,
 which all workers may set. The payload is never laid out by key then, so that a match is a row's number.
 """
@@ -18,9 +21,9 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_rows import from_numpy, taken
+from scalein.arrow_rows import from_numpy, gathered, taken
 from scalein.cancellation import DETACHED_ROWS, raise_if_cancelled, run_detached
-from scalein.dtypes import I32, DType, Kind
+from scalein.dtypes import I32, I64, DType, Kind
 from scalein.exec.arrow_offset_limits import cut_points, total_weights
 from scalein.exec.arrow_offset_limits import weights as weights_of
 from scalein.exec.tables import HashTable, handle_full
@@ -70,6 +73,8 @@ class JoinTable:
     nested: dict[str, pa.Array] = field(default_factory=dict)  # columns that kernels do not read, by row of the table
     table: TableRows | None = None  # of an outer join
     marks: np.ndarray | None = None  # 1 after a match, by the row's number + 1
+    times: np.ndarray | None = None  # of its rows, where these are ordered by key and time
+    ends: np.ndarray | None = None  # for the first row of each key, the row after its last one
 
     def with_marks(self) -> JoinTable:
         """The same table for one run, which marks the rows that match."""
@@ -124,6 +129,10 @@ class JoinTable:
         if self.marks is not None:
             frame.point(f"{name}.marks", self.marks)
             frame[f"{name}.mark_count"] = len(self.marks)
+        if self.times is not None and self.ends is not None:
+            frame.point(f"{name}.times", self.times)
+            frame.point(f"{name}.ends", self.ends)
+            frame[f"{name}.time_count"] = len(self.times)
         if self.hash_table is not None:
             self.hash_table.attach(frame, name)
         for read in self.payload:
@@ -187,15 +196,33 @@ def _indexed(table: JoinBuild, parts: list[pa.RecordBatch], options: Options) ->
         keys = [key.filter(valid) for key in keys]
         kept = None if kept is None else replace(kept, keyed=np.flatnonzero(np.asarray(valid)))
         nested = {name: taken(column, pc.indices_nonzero(valid)) for name, column in nested.items()}
+    times: np.ndarray | None = None
+    if table.time:
+        times = _integers(addressable(_one(whole[table.time])), I64)
+        order = _by_key_and_time(table, keys, times, options)
+        if order is not None:
+            rows = from_numpy(order)
+            ordered = {name: gathered(_one(whole[name]), rows) for name in table.columns if name not in nested}
+            whole = pa.table(ordered) if ordered else whole
+            keys, times = [gathered(key, rows) for key in keys], times[order]
+            nested = {name: gathered(column, rows) for name, column in nested.items()}
+            kept = None if kept is None else replace(kept, keyed=kept.keyed[order])
     columns = {name: _encoded(_one(whole[name])) for name in table.columns if name not in nested}
     payload = [_payload_read(name, columns[name], fields[name].dtype) for name in columns]
     if nested:  # a probe returns their row number
         columns[PLACE] = from_numpy(np.arange(whole.num_rows, dtype=np.int32))
         payload.append(Read(PLACE, I32, nulls=False))
-    if len(keys) == 1 and (found := _direct(keys[0], type_of(table.keys[0]))) is not None:
+    found = _direct(keys[0], type_of(table.keys[0])) if len(keys) == 1 else None
+    if found is not None and times is not None:
+        built = _build_ranges(keys[0], type_of(table.keys[0]), found, columns, tuple(payload))
+    elif found is not None:
         built = _build_direct(keys[0], type_of(table.keys[0]), found, columns, tuple(payload), table.is_outer)
     else:
         built = _build_hash(table.keys, keys, columns, tuple(payload), options)
+    if times is not None:
+        built.times = times if len(times) else np.zeros(1, np.int64)
+        if built.ends is None:
+            built.ends = _ends(built.chain, len(times))
     built.nested, built.table = nested, kept
     return built
 
@@ -233,7 +260,7 @@ def _payload_read(name: str, array: pa.Array, dtype: DType) -> Read:
 
 def _direct(keys: pa.Array, dtype: DType) -> tuple[int, int] | None:
     """Least key and number of positions, if a direct table of that size is allowed."""
-    if dtype.is_float or dtype.is_bytes or dtype.is_decimal or dtype.kind is Kind.BOOL or not len(keys):
+    if not _is_integer(dtype) or not len(keys):
         return None
     numbers = _integers(keys, dtype)
     least, greatest = int(numbers.min()), int(numbers.max())
@@ -241,6 +268,11 @@ def _direct(keys: pa.Array, dtype: DType) -> tuple[int, int] | None:
     if span <= DIRECT_ALWAYS or (span <= SPARSE_FACTOR * len(keys) and span <= DIRECT_POSITIONS):
         return least, span
     return None
+
+
+def _is_integer(dtype: DType) -> bool:
+    """Whether keys of a type are integers, at most 64 bits wide."""
+    return not (dtype.is_float or dtype.is_bytes or dtype.is_decimal or dtype.kind is Kind.BOOL)
 
 
 def _integers(keys: pa.Array, dtype: DType) -> np.ndarray:
@@ -273,6 +305,66 @@ def _build_direct(keys: pa.Array, dtype: DType, domain: tuple[int, int], columns
         same = places[by_key[1:]] == places[by_key[:-1]]
         chain[by_key[:-1][same]] = by_key[1:][same]
     return JoinTable(True, unique, False, payload, columns, least=least, span=span, rows=rows, chain=chain)
+
+
+def _build_ranges(keys: pa.Array, dtype: DType, domain: tuple[int, int], columns: dict[str, pa.Array],
+                  payload: tuple[Read, ...]) -> JoinTable:
+    """A direct table of rows in the order of their keys."""
+    least, span = domain
+    numbers = _integers(keys, dtype)
+    starts = np.flatnonzero(np.concatenate(([True], numbers[1:] != numbers[:-1]))).astype(np.int32)
+    first = numbers[starts]
+    rows = np.full(span, -1, np.int32)
+    rows[(first - first.dtype.type(least)).view(f"u{first.itemsize}").astype(np.int64)] = starts
+    ends = np.zeros(len(numbers), np.int32)
+    ends[starts] = np.append(starts[1:], np.int32(len(numbers)))
+    return JoinTable(True, len(starts) == len(numbers), False, payload, columns, least=least, span=span, rows=rows,
+                     ends=ends)
+
+
+def _ends(chain: np.ndarray, count: int) -> np.ndarray:
+    """The row after the last one of the key that each row begins; chains go from row to row."""
+    last = np.flatnonzero(chain[:count] < 0).astype(np.int32)
+    ends = np.zeros(max(1, count), np.int32)
+    ends[np.append(np.int32(0), last[:-1] + 1)[: len(last)]] = last + 1
+    return ends
+
+
+def _by_key_and_time(table: JoinBuild, keys: list[pa.Array], times: np.ndarray,
+                     options: Options) -> np.ndarray | None:
+    """The order of rows by key and time; None if they are in it."""
+    from scalein.exec.sort import argsort, comparable
+
+    if len(keys) == 1 and _is_integer(dtype := type_of(table.keys[0])):
+        numbers = _integers(keys[0], dtype)
+        is_later = (numbers[1:] > numbers[:-1]) | ((numbers[1:] == numbers[:-1]) & (times[1:] >= times[:-1]))
+        if is_later.all():
+            return None
+        if (order := _order(numbers, times, options)) is not None:
+            return order
+    values = (key.dictionary_decode() if pa.types.is_dictionary(key.type) else key for key in keys)
+    return argsort([*((comparable(each), False) for each in values), (from_numpy(times), False)], nulls_last=False)
+
+
+def _order(numbers: np.ndarray, times: np.ndarray, options: Options) -> np.ndarray | None:
+    """The stable order of rows by two columns; None if one of them is too wide for a word with the number of a row.
+
+    They are sorted by digits: by time, unless they are in its order, as rows of streams mostly are, and then by number.
+    """
+    from scalein.kernels.frames import partition
+
+    row_bits = max(1, (len(numbers) - 1).bit_length())
+    widths = [(int(column.max()) - int(column.min())).bit_length() for column in (numbers, times)]
+    if max(widths) + row_bits > 64:
+        return None
+    rows: np.ndarray | None = None
+    for column, bits in zip((times, numbers.astype(np.int64, copy=False)), reversed(widths), strict=True):
+        if column is times and bool((times[1:] >= times[:-1]).all()):
+            continue
+        words = partition(column, int(column.min()), bits, rows, row_bits, options)
+        words &= np.uint64((1 << row_bits) - 1)
+        rows = words.view(np.int64)
+    return rows
 
 
 def _take(column: pa.Array, rows: pa.Array) -> pa.Array:

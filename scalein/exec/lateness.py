@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scalein.arrow_rows import as_integers, filtered
 from scalein.compiler import compile_flow
 from scalein.exec.bounded import Program
-from scalein.exec.event_time import as_integers, extent
+from scalein.exec.event_time import extent
 from scalein.exec.fragments import Fragment
-from scalein.exec.operator import Morsel, filtered
+from scalein.exec.operator import Morsel
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named, type_of
 from scalein.ir.internal_names import internal
@@ -73,7 +74,11 @@ class Lateness:
 
     def next_end(self, watermark: int) -> int:
         """The end of the first window that is not closed."""
-        return self._window.end_of(self.least_open(watermark))
+        return self._window.first_open_end(watermark)
+
+    def first_open_anchor(self, watermark: int) -> int:
+        """The anchor of that window."""
+        return max(self._window.first_open_anchor(watermark), _EARLIEST)
 
     def split(self, morsel: Morsel) -> tuple[Morsel | None, pa.RecordBatch | None]:
         """Rows of the fragment's input that surely have a time and are not late, and those that must be checked.
@@ -104,6 +109,11 @@ class Lateness:
             self._times[names] = Program(compile_flow(ops.Project(source, items)))
         for found in self._times[names].run([rows], options):
             yield TimedRows(found.select(list(names)), as_integers(found.column(self._name)))
+
+    def with_times(self, batch: pa.RecordBatch, options: Options) -> Iterable[tuple[pa.RecordBatch, pa.Array]]:
+        """The input of the aggregation for a batch of the fragment's input, with the times of its rows or null."""
+        for rows in self.rows.run([batch], options):
+            yield rows.select(self._kept), as_integers(rows.column(self._name))
 
     def split_late(self, batch: pa.RecordBatch, watermark: int | None, options: Options) -> Iterable[SplitRows]:
         """The input of the aggregation for a batch of the fragment's input, with its late rows."""

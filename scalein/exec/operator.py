@@ -11,18 +11,15 @@ that another thread waits for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from scalein.arrow_rows import taken
 from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
 from scalein.exec.bounded import Program
@@ -33,6 +30,7 @@ from scalein.ir.partials import StateColumns
 from scalein.ir.physical import Node, Scan, walk_nodes
 from scalein.options import Options
 from scalein.state import LogStore
+from scalein.state.interfaces import StateBackend, StateFuture
 from scalein.state.migration import Migration
 from scalein.state.row_buffer import RowBuffer
 from scalein.storage.checked_json import Json, as_int, as_map
@@ -71,6 +69,8 @@ class Context:
     columns: StateColumns | None = None  # of partial groups, if some began later than others
     migration: Migration | None = None  # of a state with other columns
     holds_rows: bool = False  # of a group, instead of partial groups
+    state: StateBackend | None = None  # None: in the folder
+    takes_partials: bool = False  # aggregations get partial groups, which other tasks have made, in time
 
 
 class Operator(Protocol):
@@ -123,6 +123,13 @@ class Operator(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class StatefulOperator(Operator, Protocol):
+    """An operator that takes over the state of a checkpoint also between two rounds, in place of its own."""
+
+    def restore(self, state: Json) -> None: ...
+
+
 class FragmentRunner:
     """A program over batches. With `by_row`, results of a row do not depend on other rows, so a failing row can be left
     out. Otherwise an error ends the job: halves of a batch would give other groups, or another order.
@@ -140,7 +147,7 @@ class FragmentRunner:
         except ComputeError as error:
             if self._context.failed is None or not self._by_row:
                 raise located(error, self._op, self.program.node) from None
-        return [out for batch in batches for _, found in self._bisected(batch) for out in found]
+        return [out for batch in batches for _, found in self.bisected(batch) for out in found]
 
     def run_once(self, batches: Iterable[pa.RecordBatch]) -> Batches:
         """The results of batches that are taken as the program needs them; an error ends the job."""
@@ -151,9 +158,9 @@ class FragmentRunner:
 
     def passing(self, batch: pa.RecordBatch) -> Batches:
         """The rows of a batch that do not fail; the others go to the sink of failed rows."""
-        return [some for some, _ in self._bisected(batch)]
+        return [some for some, _ in self.bisected(batch)]
 
-    def _bisected(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Batches]]:
+    def bisected(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Batches]]:
         """Parts of a batch without its failing rows, and their results: what fails is halved down to a row."""
         waiting = [(0, batch.num_rows)]
         while waiting:
@@ -266,46 +273,6 @@ class Limit(Stateless):
         return lambda: left
 
 
-@executes(ops.Distinct)
-class Distinct(Stateless):
-    """The first row of each key; the keys are in a store."""
-
-    def __init__(self, fragment: Fragment, context: Context, state: Json, emit: str = "final") -> None:
-        super().__init__(downstream_of(fragment), context)
-        assert isinstance(fragment.state, ops.Distinct)
-        self._keys = list(fragment.state.keys)
-        self._fresh = FragmentRunner(fragment.state, context)
-        self.reads = reads(self._fresh.program.node)
-        schema = fragment.state.schema.arrow
-        self._store = open_store(context, pa.schema([schema.field(name) for name in self._keys]),
-                                 pa.schema([pa.field("#seen", pa.int8())]), state)
-
-    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
-        return run_by_watermark(morsels, self._new)
-
-    def _new(self, batches: Batches) -> Batches:
-        fresh: Batches = []
-        for batch in self._fresh.run(batches):  # unlike any other of these
-            is_new = pc.is_null(self._store.get(batch.select(self._keys)).column("#seen")).combine_chunks()
-            fresh.append(filtered(batch, is_new))
-            keys = fresh[-1].select(self._keys)
-            self._store.upsert(keys.append_column("#seen", pa.array(np.ones(len(keys), np.int8))))
-        return self._runner.run(fresh)
-
-    @property
-    def state_bytes(self) -> int:
-        return self._store.memory_bytes
-
-    def snapshot(self) -> SnapshotFuture:
-        return snapshot_store(self._store)
-
-    def retain(self, kept: list[Json]) -> None:
-        hold(self._store, kept)
-
-    def close(self) -> None:
-        self._store.abandon()
-
-
 @executes(ops.OuterJoin)
 class Blocking(Stateless):
     """What needs all rows (a sort, a right or outer join): they are buffered, and its rows come at the end."""
@@ -381,16 +348,16 @@ def restore_rows(context: Context, rows: RowBuffer, state: Json) -> None:
         context.migration.fill_rows(rows, state)
 
 
-def snapshot_store(store: LogStore) -> SnapshotFuture:
+def snapshot_store(store: LogStore) -> StateFuture:
     taken = store.snapshot()
 
-    def wait() -> Json:
+    def wait() -> dict[str, Json]:
         return {"snapshot": taken.wait().id}
 
     return wait
 
 
-def hold(store: LogStore, kept: list[Json]) -> None:
+def hold(store: LogStore, kept: Sequence[Json]) -> None:
     """Retain the snapshots that epochs name."""
     held = []
     for state in kept:
@@ -399,22 +366,13 @@ def hold(store: LogStore, kept: list[Json]) -> None:
     store.hold(held)
 
 
-def files_of(kept: list[Json]) -> set[str]:
+def files_of(kept: Sequence[Json]) -> set[str]:
     """The files of rows that checkpoints name."""
     named: set[str] = set()
     for state in kept:
         with suppress(ValueError, KeyError):
             named.update(as_map(as_map(state)["files"]))
     return named
-
-
-def filtered(batch: pa.RecordBatch, mask: pa.Array) -> pa.RecordBatch:
-    """The rows for which a mask is true, also for types that pyarrow's own `filter` does not support (string views)."""
-    try:
-        return batch.filter(mask)
-    except pa.ArrowNotImplementedError:
-        rows = pc.indices_nonzero(pc.fill_null(mask, False))
-        return pa.RecordBatch.from_arrays([taken(column, rows) for column in batch.columns], schema=batch.schema)
 
 
 def downstream_of(fragment: Fragment) -> Fragment:

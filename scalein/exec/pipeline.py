@@ -33,6 +33,7 @@ from scalein.kernels.specialise import Specialiser
 from scalein.kernels.workers import start_worker
 from scalein.layout import DEDUP, DONE, OUTPUT_FULL, FrameData
 from scalein.llvm_backend.cache import Compiled
+from scalein.memory import MemoryAccount
 from scalein.options import Options
 
 if TYPE_CHECKING:
@@ -44,11 +45,17 @@ FIRST_CHUNK_ROWS = 1 << 16  # of the first output chunk after a filter: most of 
 
 
 def run_pipeline(pipeline: Pipeline, batches: Iterator[pa.RecordBatch], joins: dict[int, JoinTable], options: Options,
-                 table: pa.Table | None) -> Iterator[pa.RecordBatch]:
-    """The pipeline's output for each input batch, in order."""
+                 table: pa.Table | None, account: MemoryAccount | None = None) -> Iterator[pa.RecordBatch]:
+    """The pipeline's output for each input batch, in order; the keys of a `distinct` are in the memory of the account.
+    """
+    if pipeline.dedup is not None and account is not None and account.limit is not None:
+        from scalein.exec.external_distinct import distinct_within
+
+        pipeline, batches = distinct_within(pipeline, batches, joins, options, account)
+        table = None
     operator = prepare_pipeline(pipeline, joins, options, table)
-    run = run_prepared if pipeline.dedup is None else _run_serial
-    return run(operator, batches, options)
+    return run_prepared(operator, batches, options) if pipeline.dedup is None else (
+        run_dedup(operator, batches, DedupTable(options)))  # fmt: skip
 
 
 def prepare_pipeline(pipeline: Pipeline, joins: dict[int, JoinTable], options: Options,
@@ -66,7 +73,7 @@ def prepare_pipeline(pipeline: Pipeline, joins: dict[int, JoinTable], options: O
 def run_prepared(operator: PipelineOperator, batches: Iterator[pa.RecordBatch],
                  options: Options) -> Iterator[pa.RecordBatch]:
     """The output for each input batch, in order."""
-    if options.workers == 1:
+    if options.workers == 1 and not options.deterministic:  # else batches are cut as for several workers
         for batch in batches:
             if batch.num_rows:
                 yield from operator.run(batch, operator.bound(batch))
@@ -74,8 +81,8 @@ def run_prepared(operator: PipelineOperator, batches: Iterator[pa.RecordBatch],
     rows = schedule().morsel_rows(PIPELINE_MORSEL_ROWS)
     morsels = (batch.slice(start, rows) for batch in batches for start in range(0, batch.num_rows, rows))
     first = list(islice(morsels, 2))
-    if len(first) < 2:  # starting a thread is expensive
-        for morsel in first:
+    if len(first) < 2 or options.workers == 1:  # starting a thread is expensive
+        for morsel in chain(first, morsels):
             yield from operator.run(morsel, operator.bound(morsel))
         return
     yield from _run_parallel(operator, chain(first, morsels), options)
@@ -102,18 +109,16 @@ def _run_parallel(operator: PipelineOperator, morsels: Iterator[pa.RecordBatch],
             yield from under_way.popleft().result()
 
 
-def _run_serial(operator: PipelineOperator, batches: Iterator[pa.RecordBatch],
-                options: Options) -> Iterator[pa.RecordBatch]:
+def run_dedup(operator: PipelineOperator, batches: Iterator[pa.RecordBatch],
+              dedup: DedupTable) -> Iterator[pa.RecordBatch]:
     """Morsels one after the other, with one table of keys; the consumer may stop after a few rows."""
-    dedup: DedupTable | None = None
     rows = schedule().morsel_rows(PIPELINE_MORSEL_ROWS)
     for batch in batches:
         for start in range(0, batch.num_rows, rows):
             morsel = batch.slice(start, rows)
             bound = operator.bound(morsel)
-            if dedup is None:
-                assert operator.prepared.stage is not None
-                dedup = DedupTable(operator.prepared.stage, options)
+            assert operator.prepared.stage is not None
+            dedup.lay_out(operator.prepared.stage)
             yield from operator.run(morsel, bound, dedup)
 
 
@@ -221,19 +226,31 @@ class DedupTable:
     Batches may need new variants of the kernel; the layout of records does not change, so the table remains valid.
     """
 
-    def __init__(self, stage: Stage, options: Options) -> None:
-        step = next(step for step in stage.steps if isinstance(step, DedupStep))
-        self._table = HashTable(step.table, options)
-        self._blocks = 0
+    def __init__(self, options: Options) -> None:
+        self._options, self._blocks = options, 0
+        self._table: HashTable | None = None
+
+    def lay_out(self, stage: Stage) -> None:
+        """Use the layout of a kernel's stage, unless there is one already."""
+        if self._table is None:
+            step = next(step for step in stage.steps if isinstance(step, DedupStep))
+            self._table = HashTable(step.table, self._options)
+
+    @property
+    def bytes(self) -> int:
+        """What the keys take."""
+        return 0 if self._table is None else self._table.bytes
 
     def call(self, compiled: Compiled, frame: FrameData) -> int:
         """Run the kernel until it is done or its output is full; the table grows as needed."""
+        table = self._table
+        assert table is not None
         while True:
-            self._table.attach(frame, DEDUP)
+            table.attach(frame, DEDUP)
             frame[f"{DEDUP}.blocks"] = self._blocks
             status = call(compiled, frame)
-            self._table.detach(frame, DEDUP)
+            table.detach(frame, DEDUP)
             self._blocks = frame[f"{DEDUP}.blocks"]
             if status in (DONE, OUTPUT_FULL):
                 return status
-            handle_full(self._table, status, frame, DEDUP)
+            handle_full(table, status, frame, DEDUP)

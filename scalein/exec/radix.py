@@ -226,7 +226,7 @@ class _RadixPlan:
             return by_expr[_plain(expr)]
 
         table = run.table
-        window = None if table.window is None else replace(table.window, time=field(table.window.time))
+        window = None if table.window is None else table.window.over(field)
         accs = tuple(acc.over(field) for acc in table.accs)
         keys = tuple(Col(item.name, item.expr.dtype, item.expr.nullable)
                      for item in partition.items if item.name.startswith("key"))
@@ -402,8 +402,9 @@ class _GroupAggregator:
                 handle_full(table, status, frame)
 
     def emit(self) -> None:
-        finalize(self._run.table, self.table, replace(self._run.options, workers=1))
-        out, table = self._out.frame, self.table
+        table = self._run.in_sessions(self.table)
+        finalize(self._run.table, table, replace(self._run.options, workers=1))
+        out = self._out.frame
         out["source"], out["row"], out["end"] = table.first, 0, table.count
         self._full += self._out.run()
 

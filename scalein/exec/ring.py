@@ -42,9 +42,9 @@ OPEN_SLICES = 4  # minimum; how far out of order rows may be
 def fits(table: Table) -> bool:
     """Whether a table has sliding windows of few enough slices, and its records have no side state."""
     window = table.window
-    if table.has_sides or table.has_heap:
+    if table.has_sides or table.has_heap or window is None or window.cumulates:
         return False
-    return window is not None and bool(table.keys) and not window.is_tumbling and (
+    return bool(table.keys) and not window.is_tumbling and (
         table.window_slices <= MAX_WINDOW_SLICES)
 
 
@@ -76,7 +76,7 @@ def run_ring(run: HashAggregate, source: pa.Table) -> Iterator[pa.RecordBatch] |
 
 
 class _Ring:
-    """The table of one worker, whose records hold rings. Slices are numbered by time // slice size."""
+    """The table of one worker, whose records hold rings. Slices have the numbers of `Table.slice_of`."""
 
     def __init__(self, run: HashAggregate, prepared: Prepared, compiled: Compiled, table: Table, worker: int) -> None:
         self._run, self._prepared, self._compiled, self._table = run, prepared, compiled, table

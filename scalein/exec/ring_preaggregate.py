@@ -51,7 +51,7 @@ EXPIRED_FACTOR = 4  # with more records than this multiple of the last window's 
 
 
 class RingPreAggregation:
-    """Open windows of a node. Slices are numbered by time // slice size."""
+    """Open windows of a node. Slices have the numbers of `Table.slice_of`."""
 
     def __init__(self, node: WindowAggregate, partial_: WindowAggregate, joins: dict[int, JoinTable],
                  options: Options, size: int) -> None:
@@ -59,7 +59,7 @@ class RingPreAggregation:
         self._windows, self._slices = (
             _View(each, replace(each.table, slicing=Slicing.RING, ring=size), options) for each in (node, partial_))
         self._options, self._size = options, size
-        self._slice_size = node.table.slice_size
+        self._table = node.table
         self._window_slices = node.table.window_slices
         self._step = node.table.window_step
         self._workers = self._current_workers = options.workers  # the number of shards; the workers of the last call
@@ -88,7 +88,7 @@ class RingPreAggregation:
 
     def try_cover(self, least: int, greatest: int) -> bool:
         """Extend the ring to these times; false if it cannot cover them."""
-        low, high = least // self._slice_size, greatest // self._slice_size
+        low, high = self._table.slice_of(least), self._table.slice_of(greatest)
         if low < -MAX_SLICE or high > MAX_SLICE:
             return False
         first, least_ = self._first_slice, self._least_slice
@@ -169,7 +169,7 @@ class RingPreAggregation:
     def earliest(self) -> int | None:
         """A lower bound of all times in the ring, if it has any."""
         first = self._first_slice  # read once: other threads read it while it changes
-        return None if first is None or not (self._shards or self._retired) else first * self._slice_size
+        return None if first is None or not (self._shards or self._retired) else self._table.slice_start(first)
 
     @property
     def is_mostly_expired(self) -> bool:
@@ -189,11 +189,11 @@ class RingPreAggregation:
         if self._first_slice is None or self._last_slice is None or not self._shards:
             return
         size, step = self._window_slices, self._step
-        start = max(self._first_slice, -(-(after + 1) // self._slice_size) - size)
+        start = max(self._first_slice, self._table.slice_of(after) + 1 - size)
         start = -(-start // step) * step
-        starts = range(start, min(end // self._slice_size - size, self._last_slice) + 1, step)
+        starts = range(start, min(self._table.slice_of(end) - size, self._last_slice) + 1, step)
         if start > self._first_slice:
-            self.clear_before(start * self._slice_size)
+            self.clear_before(self._table.slice_start(start))
         if not starts or self._first_slice is None:
             return
         self._windows.compile(size)  # not concurrently in the shards
@@ -214,7 +214,7 @@ class RingPreAggregation:
         tables = self._tables
         if self._first_slice is None or self._last_slice is None or not tables:
             return []
-        firsts = range(self._first_slice, min(-(-end // self._slice_size) - 1, self._last_slice) + 1)
+        firsts = range(self._first_slice, min(self._table.slice_of(end - 1), self._last_slice) + 1)
         if not firsts:
             return []
         self._slices.compile(1)  # not concurrently in the shards
@@ -229,7 +229,7 @@ class RingPreAggregation:
 
     def clear_before(self, first_open: int) -> None:
         """Clear the slices before the start of the first open window."""
-        first = first_open // self._slice_size
+        first = self._table.slice_of(first_open)
         if self._first_slice is None or first < self._first_slice:
             return
         self._least_slice = first

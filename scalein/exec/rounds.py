@@ -20,7 +20,11 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-import scalein.exec.time_sort  # noqa: F401 (registers its operator)
+import scalein.exec.distinct
+import scalein.exec.over_operator
+import scalein.exec.process_operator
+import scalein.exec.stream_join
+import scalein.exec.time_sort  # noqa: F401 (these register their operators)
 from scalein.exec.changelog import changelog_rows
 from scalein.exec.event_time import PartitionClock, least
 from scalein.exec.operator import Morsel, Operator

@@ -16,20 +16,17 @@ import pyarrow as pa
 
 from scalein.errors import ComputeError
 from scalein.exec.aggregate_operator import FOREVER, Partial, aggregate_node
-from scalein.exec.bounded import PreAggregationProgram, Program
-from scalein.exec.changelog import Changelog, changelog_rows
+from scalein.exec.bounded import PreAggregationProgram
 from scalein.exec.combine import Combiner
 from scalein.exec.error_location import located
-from scalein.exec.event_time import extent
-from scalein.exec.expiry_index import ExpiryIndex, windows_of
 from scalein.exec.fragments import Fragment
+from scalein.exec.local_state import ONE, upsert_merged
 from scalein.exec.operator import (
     Batches,
     Context,
     FragmentRunner,
     Morsel,
     SnapshotFuture,
-    filtered,
     hold,
     open_store,
     snapshot_store,
@@ -41,50 +38,29 @@ from scalein.ir.partials import TwoPhase, row_values
 from scalein.ir.passes.aggregate_layout import aggregate_table
 from scalein.ir.physical import Node
 from scalein.state import LogStore
-from scalein.storage.checked_json import Json, as_int, as_map
+from scalein.storage.checked_json import Json, as_map
 
 MAX_PARTITIONED_BYTES = 640 << 20  # of rows that are buffered until they are aggregated
-EXPIRY = "expiry"  # in the state of windows: the keys of those that are open
-EXPIRY_SHARE = 8  # this fraction (1/8) of the state's memory is for these keys
-_ONE = "#one"  # the key of groups without keys
 
 
 class RunningAggregate(Partial):
-    """Groups in a store; at the end, or whenever they change, they are results."""
+    """Groups without a window, in a store; at the end they are results."""
 
-    def __init__(self, fragment: Fragment, context: Context, root: Node, state: Json, emit: str) -> None:
-        super().__init__(fragment, context, root, is_told=emit == "changes")
-        self.emits_changes = emit == "changes"
-        self.changes = Changelog(fragment, self._two.final, context) if emit == "changes" else None
+    def __init__(self, fragment: Fragment, context: Context, root: Node, state: Json) -> None:
+        super().__init__(fragment, context, root)
         keys = self._two.keys
-        key = keys.arrow if keys.names else pa.schema([pa.field(_ONE, pa.int8(), False)])
+        key = keys.arrow if keys.names else pa.schema([pa.field(ONE, pa.int8(), False)])
         value = pa.schema([field.with_nullable(True) for field in self._two.values.arrow])
         self._keys, self._columns = key.names, [*keys.names, *value.names]
         self._stored_columns = [*key.names, *value.names]
         self._combiner = Combiner(self._two, context.options)
-        memory = context.options.memory
-        hint_bytes = 0 if memory is None or self._window is None else memory // EXPIRY_SHARE
-        self._open: Callable[[], LogStore] = lambda: open_store(context, key, value, state, hint_bytes)
+        self._open: Callable[[], LogStore] = lambda: open_store(context, key, value, state)
         if state is not None or context.has_checkpoints:
             _ = self._store
-        if self.changes is None:
-            self._pre_aggregation = PreAggregationProgram(self._two.partial, complete=aggregate_node(root))
-        self._oldest = FOREVER if state is None else as_int(as_map(state)["oldest"])  # window in the store
-        self._slides = self._window is not None and not self._window.is_tumbling
-        self._apart = (FragmentRunner(fragment.op, context, Program(self._two.combine), by_row=False)
-                       if self._slides else None)
-        self._first_open = -FOREVER  # the start of the first window that is not closed
-        if state is not None and self._slides:
-            self._first_open = as_int(as_map(state)["first_open"])
-        self._expiry = ExpiryIndex(context.folder, key, None if memory is None else hint_bytes)
-        # Checkpoints of earlier versions have no index: it is filled from the store when the first window closes.
-        self._is_indexed = state is None or EXPIRY in as_map(state)
-        if state is not None and self._is_indexed:
-            self._expiry.restore(context, as_map(state)[EXPIRY])
+        self._pre_aggregation = PreAggregationProgram(self._two.partial, complete=aggregate_node(root))
         if state is not None:
             self._count_from(state)
-        is_by_row = state is not None and as_map(state)["by_row"] is True and (
-            self.changes is None and self._two.is_by_column)
+        is_by_row = state is not None and as_map(state)["by_row"] is True and self._two.is_by_column
         self._rows = ByRow(fragment, context, self._store, self._two) if is_by_row else None
 
     @cached_property
@@ -99,127 +75,47 @@ class RunningAggregate(Partial):
         if self._rows is not None:
             self._rows.merge([morsel.batch for morsel in morsels])
             return []
-        found = self._merged(self._partials(morsels))
+        self._merge(self._partials(morsels))
         if self._pre_aggregation.partitioned_bytes > MAX_PARTITIONED_BYTES:
             self.flush()
-        if self._has_many and self.changes is None and self._two.is_by_column:
+        if self._has_many and self._two.is_by_column:
             self._rows = ByRow(self._fragment, self._context, self._store, self._two)
-        if self.changes is not None:
-            found += self._merged(self._taken())
-        return [Morsel(batch, None) for batch in found]
+        return []
 
-    def _merged(self, partials: Batches) -> Batches:
-        """Merge partial groups into the store; what that changed, if it is wanted."""
-        found: Batches = []
-        if not partials:
-            return []
-        self._store.set_workers(self._context.options.workers)
-        for batch in self._of_windows(partials):
-            if self._keys == [_ONE]:
-                batch = batch.append_column(_ONE, pa.array(np.zeros(batch.num_rows, np.int8)))
-            # If every group has exactly one result, the previous one is not needed.
-            has_one = self.changes is not None and self.changes.is_one_to_one
-            is_asked = self.changes is not None and not has_one
-            before = self._stored(batch) if is_asked or not self._two.is_by_column else None
-            now = self._put(batch, before)
-            if self._window is not None:
-                times = extent(batch.column("window_start"))
-                self._oldest = min(self._oldest, FOREVER if times is None else times[0])
-            if now is None or self.changes is None:
-                continue
-            if before is not None:
-                existed = np.asarray(before.column("#acc0").is_valid())
-            else:  # it has more rows than these
-                existed = np.asarray(now.column("#acc0")) != np.asarray(batch.column("#acc0"))
-            if self._window is not None and self._is_indexed and not existed.all():
-                self._expiry.add(filtered(batch, pa.array(~existed)).select(self._keys))
-            if has_one and self._finish.is_by_row:
-                found += self.changes.of_rows(self._finish.each([now]), existed)
-            else:
-                found += self.changes.between(now if before is None else before, now, existed)
-        return found
-
-    def _of_windows(self, partials: Batches) -> Batches:
-        """Partial groups, of which a slice is in one window or, where these slide, in several that are open. A round
-        whose rows a filter has dropped has none.
-        """
-        if self._apart is None or self._window is None:
-            return [batch for batch in partials if batch.num_rows]
-        of_each = [found for batch in partials
-                   for found in windows_of(batch, self._window, self._first_open)]
-        return [batch for batch in self._apart.run(of_each) if batch.num_rows]
-
-    def _put(self, partials: pa.RecordBatch, before: pa.RecordBatch | None) -> pa.RecordBatch | None:
+    def _merge(self, partials: Batches) -> None:
         """Merge partial groups, no key twice, into the store: column by column, or, where columns mean something only
-        together, with those that were there `before`. Gives the groups as they are now, with a changelog.
+        together, with those that are there.
         """
-        names = self._two.values.names
-        if self._two.is_by_column:
-            rows = partials.select(self._stored_columns)
-            if self.changes is not None:
-                return self._values(partials, self._store.merge_and_get(rows, **self._two.functions))
-            self._store.merge(rows, **self._two.functions)
-            return None
-        assert before is not None
-        existed = np.asarray(before.column("#acc0").is_valid())
-        new = pa.RecordBatch.from_arrays([partials.column(name) for name in names], names=names)
-        both = pa.concat_batches([filtered(before.select(names), pa.array(existed)), new])
-        numbers = np.concatenate([np.flatnonzero(existed), np.arange(new.num_rows)])
-        values = self._combiner.combine_numbered(both, numbers)
-        self._store.upsert(pa.RecordBatch.from_arrays(
-            [*(partials.column(name) for name in self._keys), *values.columns], names=self._stored_columns))
-        return None if self.changes is None else self._stored(partials)
-
-    def _stored(self, partials: pa.RecordBatch) -> pa.RecordBatch:
-        """The groups of partial ones, as they are in the store; values of those that are not there are null."""
-        return self._values(partials, self._store.get(partials.select(self._keys)))
-
-    def _values(self, partials: pa.RecordBatch, stored: pa.Table) -> pa.RecordBatch:
-        """Groups by the keys of partial ones, with values from the store."""
-        chunks = (stored.column(name).chunks for name in self._two.values.names)
-        values = (some[0] if len(some) == 1 else pa.concat_arrays(some) for some in chunks)
-        return pa.RecordBatch.from_arrays([*(partials.column(name) for name in self._two.keys.names), *values],
-                                          names=self._columns)
-
-    @property
-    def due(self) -> int | None:  # type: ignore[override]
-        """Of windows that slide, a row may come after some that it is in have closed: see `window_close.py`."""
-        if self._window is None or not self._slides:
-            return None
-        return -FOREVER if self._first_open == -FOREVER else self._window.end_of(self._first_open)
+        if not partials:
+            return
+        self._store.set_workers(self._context.options.workers)
+        for batch in partials:
+            if not batch.num_rows:  # a filter has dropped all rows of a round
+                continue
+            if self._keys == [ONE]:
+                batch = batch.append_column(ONE, pa.array(np.zeros(batch.num_rows, np.int8)))
+            rows = batch.select(self._stored_columns)
+            if self._two.is_by_column:
+                self._store.merge(rows, **self._two.functions)
+            else:
+                upsert_merged(self._store, rows, self._keys, self._combiner)
 
     def advance(self, watermark: int) -> Batches:
-        """Windows of a changelog are dropped when they close."""
-        if self._late is None:
-            return []
-        first_open = self._late.least_open(watermark)
-        self._first_open = max(self._first_open, first_open)
-        if self._oldest < first_open:
-            if not self._is_indexed:
-                self._is_indexed = True
-                for batch in self._store.scan():
-                    self._expiry.add(batch.select(self._keys))
-            for keys in self._expiry.closed(first_open):
-                self._store.delete(keys)
-            self._oldest = FOREVER if self._expiry.oldest is None else self._expiry.oldest
         return []
 
     def finish(self) -> Iterable[pa.RecordBatch]:
-        if not self._has_store and self._keys != [_ONE]:
+        if not self._has_store and self._keys != [ONE]:
             try:
                 return self._finish.downstream(list(self._pre_aggregation.drain_complete()))
             except ComputeError as error:
                 raise located(error, self._fragment.op, self._pre_aggregation.node) from None
         self.flush()
-        if self.changes is not None:
-            is_empty = self._keys == [_ONE] and not len(self._store)
-            return [changelog_rows(batch, "insert") for batch in (self._finish.all([]) if is_empty else [])]
         return self._results()
 
     def _results(self) -> Iterator[pa.RecordBatch]:
         """All groups, a part of the store at a time: they may be more than fit into memory."""
         batches = (batch.select(self._columns) for batch in self._store.scan() if batch.num_rows)
-        if self._keys == [_ONE]:  # no row at all is a result as well
+        if self._keys == [ONE]:  # no row at all is a result as well
             yield from self._finish.all(list(batches))
         else:
             for batch in batches:
@@ -227,27 +123,22 @@ class RunningAggregate(Partial):
 
     def flush(self) -> None:
         self._has_many |= self._pre_aggregation.is_partitioned
-        self._merged(self._taken())
+        self._merge(self._taken())
 
     def snapshot(self) -> SnapshotFuture:
-        about = {"oldest": self._oldest, "by_row": self._rows is not None, **self._counting}
-        if self._slides:
-            about["first_open"] = self._first_open
-        wait, expiry = snapshot_store(self._store), self._expiry.snapshot()
-        if self._window is None or not self._is_indexed:
-            return lambda: {**as_map(wait()), **about}
-        return lambda: {**as_map(wait()), **about, EXPIRY: expiry()}
+        # Groups without windows have no oldest one.
+        about = {"oldest": FOREVER, "by_row": self._rows is not None, **self._counting}
+        wait = snapshot_store(self._store)
+        return lambda: {**wait(), **about}
 
     def retain(self, kept: list[Json]) -> None:
         if self._has_store:
             hold(self._store, kept)
-        if self._window is not None:
-            self._expiry.retain([as_map(state).get(EXPIRY) for state in kept if isinstance(state, dict)])
 
     @property
     def state_bytes(self) -> int:
         stored = self._store.memory_bytes if self._has_store else 0
-        return stored + self._pre_aggregation.partitioned_bytes + self._expiry.memory_bytes
+        return stored + self._pre_aggregation.partitioned_bytes
 
     def close(self) -> None:
         if self._has_store:

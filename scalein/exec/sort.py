@@ -34,7 +34,7 @@ PIECE_ROWS = 1 << 16  # compared at once, and held beside the best rows so far
 def run_sort(node: Sort, batches: Iterator[pa.RecordBatch], account: MemoryAccount) -> Iterator[pa.RecordBatch]:
     """The sorted rows of a node, in the memory of the account."""
     schema = node.schema.arrow
-    held = pa.schema([field.with_type(_storage_type(field.type)) for field in schema])
+    held = pa.schema([field.with_type(storage_type(field.type)) for field in schema])
     rows = (part for batch in _until_cancelled(batches) if batch.num_rows
             for part in arrow_offset_limits.split_heavy(batch))
     if node.count is not None:
@@ -55,7 +55,7 @@ def _until_cancelled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
         yield batch
 
 
-def _storage_type(kind: pa.DataType) -> pa.DataType:
+def storage_type(kind: pa.DataType) -> pa.DataType:
     """The type in which a column is held: pyarrow has no `take` for views."""
     if pa.types.is_string_view(kind):
         return pa.large_string()
@@ -134,14 +134,14 @@ class _Best:
         self._parts = [conformed(batch, self._schema) for batch in found]
         self._rows = sum(batch.num_rows for batch in self._parts)
         if self._rows == self._count:
-            self._worst = _comparable(self._parts[-1].column(self._node.by[0][0]))[-1]
+            self._worst = comparable(self._parts[-1].column(self._node.by[0][0]))[-1]
         return self._parts
 
     def _may_enter(self, piece: pa.RecordBatch) -> pa.Array:
         """Which rows have a first key as good as the worst one held; better, if it is the only key."""
         name, descending = self._node.by[0]
         alone, nulls_last = len(self._node.by) == 1, self._node.nulls_last
-        key, worst = _comparable(piece.column(name).cast(self._schema.field(name).type)), self._worst
+        key, worst = comparable(piece.column(name).cast(self._schema.field(name).type)), self._worst
         assert worst is not None
         if not worst.is_valid:
             good = key.is_valid() if nulls_last else pa.repeat(False, len(key))
@@ -164,10 +164,10 @@ def _take_rows(batch: pa.RecordBatch, rows: pa.Array) -> pa.RecordBatch:
 
 def row_order(node: Sort, columns: dict[str, pa.Array]) -> Rows:
     """Row numbers in the order of the node's keys; a key is one array, since no list is a key."""
-    return argsort([(_comparable(columns[name]), way) for name, way in node.by], node.nulls_last)
+    return argsort([(comparable(columns[name]), way) for name, way in node.by], node.nulls_last)
 
 
-def _comparable(column: pa.Array) -> pa.Array:
+def comparable(column: pa.Array) -> pa.Array:
     """The column as values that pyarrow compares."""
     kind = column.type
     if pa.types.is_boolean(kind):
@@ -210,6 +210,14 @@ def argsort(keys: Sequence[tuple[pa.Array, bool]], nulls_last: bool) -> Rows:
     return rows
 
 
+def is_in_order(column: pa.Array, descending: bool) -> bool:
+    """Whether a column of integers, floats or times without nulls has this order already."""
+    values = None if column.null_count else integers_of(column)
+    if values is None:
+        return False
+    return bool(np.all(values[1:] <= values[:-1] if descending else values[1:] >= values[:-1]))
+
+
 def _argsort_column(column: pa.Array, descending: bool, rows: Rows | None) -> Rows:
     """The rows, none of which is null, stably sorted by a column."""
     count = len(column) if rows is None else len(rows)
@@ -217,7 +225,7 @@ def _argsort_column(column: pa.Array, descending: bool, rows: Rows | None) -> Ro
         return np.arange(count) if rows is None else rows
     if _is_text(column.type):
         return _argsort_text(column, descending, np.arange(count) if rows is None else rows)
-    values = _integers(column)
+    values = integers_of(column)
     if values is None:
         order = _by_pyarrow(column if rows is None else column.take(from_numpy(rows)), descending)
     else:
@@ -238,15 +246,15 @@ def _order(values: Integers, descending: bool) -> Rows:
     room = 64 - (len(words) - 1).bit_length()  # bits left beside the row's number
     low = np.uint64(max(0, (greatest - least).bit_length() - room))
     if not low:
-        return _packed(words)
-    order = _packed(words >> low)
+        return packed_argsort(words)
+    order = packed_argsort(words >> low)
     if not _differ_within(words, low, order):
         return order
-    order = _packed(words & np.uint64((1 << int(low)) - 1))
-    return order[_packed((words >> low)[order])]
+    order = packed_argsort(words & np.uint64((1 << int(low)) - 1))
+    return order[packed_argsort((words >> low)[order])]
 
 
-def _packed(words: Words) -> Rows:
+def packed_argsort(words: Words) -> Rows:
     """The argsort of words whose upper bits are free for the row's number; overwrites the words."""
     bits = np.uint64((len(words) - 1).bit_length())
     words <<= bits
@@ -266,7 +274,7 @@ def _differ_within(words: Words, low: np.uint64, order: Rows) -> bool:
     return bool(np.any((tops[1:] == tops[:-1]) & (ordered[1:] != ordered[:-1])))
 
 
-def _integers(column: pa.Array) -> Integers | None:
+def integers_of(column: pa.Array) -> Integers | None:
     """Integers in the order of a column of fixed width up to 64 bits; undefined for nulls."""
     kind = column.type
     if pa.types.is_boolean(kind):

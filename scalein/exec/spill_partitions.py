@@ -50,25 +50,44 @@ def hash_items(keys: Sequence[Expr]) -> list[Named]:
     return [Named(f"{HASH}{k}", Call("hash", (key,), (), I64, False)) for k, key in enumerate(keys)]
 
 
+class SpillPartition(SpilledBatches):
+    """The rows of one partition, and the bounds of their hashes."""
+
+    def __init__(self, file: SpillFile, schema: pa.Schema) -> None:
+        super().__init__(file, schema)
+        self._least, self._greatest = (1 << HASH_BITS) - 1, 0
+
+    def add_hashes(self, hashes: np.ndarray) -> None:
+        """Note the hashes of some rows of the partition."""
+        self._least, self._greatest = min(self._least, int(hashes.min())), max(self._greatest, int(hashes.max()))
+
+    @property
+    def has_one_hash(self) -> bool:
+        return self._least >= self._greatest
+
+
 class SpillPartitions:
     """Rows partitioned by the bits of their hash from `shift` on."""
 
     def __init__(self, file: SpillFile, schema: pa.Schema, limit: int, shift: int = 0) -> None:
         self._file, self._schema, self._limit, self._shift = file, schema, limit, shift
         self._most = limit // BUFFER_SHARE
-        self.parts = [SpilledBatches(file, schema) for _ in range(1 << PARTITION_BITS)]
+        self.parts = [SpillPartition(file, schema) for _ in range(1 << PARTITION_BITS)]
         self._waiting: list[list[pa.RecordBatch]] = [[] for _ in self.parts]
         self._bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         raise_if_cancelled()
         mask = np.uint64((1 << PARTITION_BITS) - 1)
-        numbers = ((_hashes(batch) >> np.uint64(self._shift)) & mask).astype(np.uint8)
+        hashes = _hashes(batch)
+        numbers = ((hashes >> np.uint64(self._shift)) & mask).astype(np.uint8)
         ends = np.cumsum(np.bincount(numbers, minlength=len(self.parts))).tolist()
-        order = from_numpy(np.argsort(numbers, kind="stable"))
+        by_part = np.argsort(numbers, kind="stable")
+        hashes, order = hashes[by_part], from_numpy(by_part)
         ordered = pa.RecordBatch.from_arrays([taken(column, order) for column in batch.columns], schema=self._schema)
-        for waiting, start, end in zip(self._waiting, [0, *ends[:-1]], ends, strict=True):
+        for part, waiting, start, end in zip(self.parts, self._waiting, [0, *ends[:-1]], ends, strict=True):
             if end > start:
+                part.add_hashes(hashes[start:end])
                 waiting.append(ordered.slice(start, end - start))
         self._bytes += ordered.nbytes
         if self._bytes > self._most:
@@ -83,18 +102,18 @@ class SpillPartitions:
         self._bytes = 0
         pa.default_memory_pool().release_unused()
 
-    @property
-    def rows(self) -> int:
-        return sum(part.rows for part in self.parts)
+    def is_large(self, part: SpillPartition, working_factor: int) -> bool:
+        """Whether processing a partition, which takes `working_factor` times its size, takes more than the limit."""
+        return part.bytes > MIN_DIVIDED_BYTES and part.bytes * working_factor > self._limit
 
-    def must_divide(self, part: SpilledBatches, working_factor: int) -> bool:
-        """Whether a partition is too large to be processed, which takes `working_factor` times its size, and can be
-        divided by other bits of the hash; they do not divide the rows of one key.
+    def must_divide(self, part: SpillPartition, working_factor: int) -> bool:
+        """Whether a partition is too large, and can be divided by other bits of the hash; they do not divide the rows
+        of one key.
         """
-        is_large = part.bytes > MIN_DIVIDED_BYTES and part.bytes * working_factor > self._limit
-        return is_large and part.rows < self.rows and self._shift + PARTITION_BITS < HASH_BITS
+        can_divide = not part.has_one_hash and self._shift + PARTITION_BITS < HASH_BITS
+        return can_divide and self.is_large(part, working_factor)
 
-    def divided(self, part: SpilledBatches) -> SpillPartitions:
+    def divided(self, part: SpillPartition) -> SpillPartitions:
         """The rows of one partition, partitioned again."""
         inner = SpillPartitions(self._file, self._schema, self._limit, self._shift + PARTITION_BITS)
         for batch in part:

@@ -53,6 +53,7 @@ class HashTable:
         self.side_state = _side_state(table, options)
         self._arena = _arena()
         self.used = ARENA_START
+        self.strays = 0  # sessions that are in no list
         # Address of the buckets, shift of the tag, mask of bucket numbers, free entries.
         self._groups = np.zeros((GROUPS, 4), np.int64)
         self._buckets = FIRST_BUCKETS
@@ -79,6 +80,7 @@ class HashTable:
         frame[f"{prefix}.used"] = self.used
         frame[f"{prefix}.heap"] = self._heap_at
         frame[f"{prefix}.heap_left"] = self._heap_left
+        frame["strays"] = self.strays
         frame.keep[prefix] = self
         if self.side_state is not None:
             self.side_state.attach(frame)
@@ -86,6 +88,7 @@ class HashTable:
     def detach(self, frame: FrameData, prefix: str = "table") -> None:
         """Read back what the kernel has changed."""
         self.used = frame.get(f"{prefix}.used", self.used)
+        self.strays = frame.get("strays", self.strays)
         if f"{prefix}.heap" in frame:
             self._heap_at, self._heap_left = frame[f"{prefix}.heap"], frame[f"{prefix}.heap_left"]
         if self.side_state is not None:
@@ -122,7 +125,7 @@ class HashTable:
     def reuse_for_group(self, old: int, new: int) -> None:
         """Drop all records of the only key group in use, and give its buckets to another."""
         buckets = int(self._groups[old, 2]) + 1
-        self.used = ARENA_START
+        self.used, self.strays = ARENA_START, 0
         self._reset_heap()
         ctypes.memset(int(self._groups[old, 0]), 0, buckets * BUCKET_WORDS * 8)
         self._groups[[old, new]] = self._groups[[new, old]]
@@ -132,7 +135,7 @@ class HashTable:
 
     def clear(self) -> None:
         """Drop all records; the index retains its size."""
-        self.used = ARENA_START
+        self.used, self.strays = ARENA_START, 0
         self._reset_heap()
         buckets = self._groups[:, 2] + 1
         if len(self._index) > 1 or len(self._index[0]) > 2 * int(buckets.sum()) * BUCKET_WORDS * 8:
@@ -149,6 +152,11 @@ class HashTable:
     def words(self, record_words: int) -> np.ndarray:
         """All records as rows of 8-byte words."""
         return self._arena[ARENA_START : self.used].view(np.int64).reshape(-1, record_words)
+
+    @property
+    def bytes(self) -> int:
+        """What records, index and text take; without side state."""
+        return self.used + sum(map(len, self._index)) + sum(map(len, self._heap))
 
     @property
     def first(self) -> int:
@@ -214,6 +222,10 @@ class _FixedRecords:
     @property
     def first(self) -> int:
         return address(self.records)
+
+
+class RecordCopies(_FixedRecords):
+    """Copies of the records of a table."""
 
 
 class OneRecord(_FixedRecords):
@@ -341,7 +353,19 @@ class MergeKernels:
     def _kernel(self, sink: Sink) -> Compiled:
         return kernel(Stage("merge", FromRecords(), (), sink), self._options)
 
-    def into(self, target: State, source: State, back: int = 0, within: tuple[int, int] = EVERYTHING) -> None:
+    def in_sessions(self, state: State) -> State:
+        """The same sessions, all of them in the lists of their keys; for other tables as they are."""
+        if not isinstance(state, HashTable) or not state.strays:
+            return state
+        layout = self.table.layout
+        words = state.words(layout.size // 8)
+        order = np.argsort(words[:, layout.offset("first") // 8], kind="stable")
+        found = HashTable(self.table, self._options)
+        self.into(found, RecordCopies(self.table, words[order].view(np.uint8), self._options))
+        return found
+
+    def into(self, target: State, source: State | RecordCopies, back: int = 0,
+             within: tuple[int, int] = EVERYTHING) -> None:
         """Merge the records of one state into another, of slices (or windows, when they slide) within a range."""
         moved = self._moved(source)
         if moved is not None:
@@ -366,7 +390,7 @@ class MergeKernels:
                 log.column("owner")[log.count - len(entries) :] = positions[is_retained]
                 log.merged_heaps += [heap for heap in (other.heap, *other.merged_heaps) if heap not in log.merged_heaps]
 
-    def _moved(self, source: State) -> np.ndarray | None:
+    def _moved(self, source: State | RecordCopies) -> np.ndarray | None:
         """The new position of each record of the source, if it has side state that must follow."""
         if not self.table.has_sides:
             return None
@@ -374,7 +398,8 @@ class MergeKernels:
         return source.words(layout.size // 8)[:, layout.offset("moved") // 8]
 
 
-def _run(compiled: Compiled, frame: FrameData, target: State, first: int, count: int, source: State) -> None:
+def _run(compiled: Compiled, frame: FrameData, target: State, first: int, count: int,
+         source: State | RecordCopies) -> None:
     frame["source"], frame["row"], frame["end"] = first, 0, count
     frame.keep["source"] = source
     while True:

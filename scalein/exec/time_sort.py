@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_rows import from_numpy
-from scalein.exec.event_time import as_integers, extent
+from scalein.arrow_rows import as_integers, filtered, from_numpy
+from scalein.exec.event_time import extent
 from scalein.exec.fragments import Fragment
 from scalein.exec.operator import (
     Batches,
@@ -24,7 +24,6 @@ from scalein.exec.operator import (
     downstream_of,
     executes,
     files_of,
-    filtered,
 )
 from scalein.ir import ops
 from scalein.state.row_buffer import BufferSegment, RowBuffer

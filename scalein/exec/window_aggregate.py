@@ -1,6 +1,7 @@
-"""Aggregations of a job, by where their partial groups (`partials.py`) are held until they are final:
+"""Aggregations of jobs and Spark tasks, by where partial groups (`partials.py`) are held until they are final:
 
-RunningAggregate   without windows, or with `emit="changes"`: in a state store (`running_aggregate.py`)
+ChangelogAggregate with `emit="changes"`: in a keyed table (`changelog_aggregate.py`)
+RunningAggregate   without windows: in a state store, until the end (`running_aggregate.py`)
 WindowedAggregate  windows close together: partial groups are buffered as batches, by slice of time, finished together,
                    and dropped slice by slice. Batches are combined when there are many. (A log needs no index and no
                    deletes, its checkpoints are incremental, and closing many windows at once, as after a restart, is
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -26,10 +28,13 @@ from scalein.errors import BadArgument, ComputeError
 from scalein.exec import ring, speculation
 from scalein.exec.aggregate_operator import FOREVER, Finalizer, Partial, aggregate_node
 from scalein.exec.bounded import PreAggregationProgram, Program, RingPreAggregationProgram
+from scalein.exec.changelog_aggregate import ChangelogAggregate, HolisticChangelog, key_columns
 from scalein.exec.close_batches import Part
+from scalein.exec.combine import Combiner
 from scalein.exec.error_location import located
 from scalein.exec.event_time import extent
 from scalein.exec.fragments import Fragment
+from scalein.exec.local_state import backend_of
 from scalein.exec.operator import (
     Batches,
     Context,
@@ -39,17 +44,15 @@ from scalein.exec.operator import (
     executes,
 )
 from scalein.exec.running_aggregate import RunningAggregate
+from scalein.exec.session_windows import BufferedSessions, PartialSessions
 from scalein.exec.window_close import WindowCloser
 from scalein.ir import ops
 from scalein.ir.partials import fits
 from scalein.ir.passes.aggregate_layout import aggregate_table
 from scalein.ir.physical import Node, Scan, identity
-from scalein.state.row_buffer import BufferSegment, RowBuffer
+from scalein.state.row_buffer import BufferSegment
 from scalein.storage.checked_json import Json
 
-MIN_COMBINED_ROWS = 1 << 20  # buffered partial groups below this number are not combined
-MAX_BATCHES = 512  # buffered, before they are combined
-COMBINE_GROWTH = 4  # growth since the last combine that makes another one worthwhile
 AHEAD_SLICES = 3  # least slices of a ring besides those of one window, for out-of-order times and the delay
 MIN_OUTSIDE_ROWS = 1 << 16  # rows outside the ring that make it wider
 MAX_RING_SLICES = 32
@@ -61,25 +64,44 @@ _SLICE = "#slice"
 def open_aggregate(fragment: Fragment, context: Context, state: Json, emit: str) -> Operator:
     """The operator that suits an aggregation's table and how its results are emitted."""
     root = fragment.program("whole", lambda: fragment.op)
-    table = aggregate_node(root).table
+    table, op = aggregate_node(root).table, fragment.state
+    assert isinstance(op, ops.Aggregate)
+    if op.window is not None and op.window.is_session:
+        if emit == "changes":
+            _refuse_session_changes(op)
+        return (BufferedSessions if context.holds_rows else PartialSessions)(fragment, context, root, state)
     if emit == "changes" and not fits(table):
-        _refuse_changes(fragment)
+        rows = backend_of(context).rows_by_key(fragment.before.schema.arrow, key_columns(op))
+        if rows is None:
+            _refuse_changes(op)
+        return HolisticChangelog(fragment, context, state, rows)
     if context.holds_rows:
         return BufferedAggregate(fragment, context, state)
-    if table.window is None or emit == "changes":
-        return RunningAggregate(fragment, context, root, state, emit)
+    if emit == "changes":
+        return ChangelogAggregate(fragment, context, root, state)
+    if table.window is None:
+        return RunningAggregate(fragment, context, root, state)
+    if context.takes_partials:
+        return WindowedAggregate(fragment, context, root, state)
     # In a ring rows have no numbers.
     is_ring = ring.fits(table) and not any(acc.needs_order for acc in table.accs)
     return (SlidingAggregate if is_ring else WindowedAggregate)(fragment, context, root, state)
 
 
-def _refuse_changes(fragment: Fragment) -> None:
+def _refuse_changes(op: ops.Aggregate) -> NoReturn:
     """Aggregates as large as their input are computed once, from buffered rows, when they are final."""
-    state = fragment.state
-    assert isinstance(state, ops.Aggregate)
-    named = next(each for each in state.aggs if not fits(aggregate_table((), None, (each,))))
+    named = next(each for each in op.aggs if not fits(aggregate_table((), None, (each,))))
     raise BadArgument(f'emit="changes" cannot follow {named.agg.fn}, whose value needs all rows of its group',
-                      at=named.agg.at if named.agg.at.line else state.at, found=named.name,
+                      at=named.agg.at if named.agg.at.line else op.at, found=named.name,
+                      hint='give emit="final"')
+
+
+def _refuse_session_changes(op: ops.Aggregate) -> NoReturn:
+    """A row may connect two sessions, whose results would have to be deleted: a session has no key by which it stays
+    known.
+    """
+    raise BadArgument('emit="changes" cannot follow session windows: a row may join two sessions into one, or begin '
+                      "one earlier, so no key identifies their results", at=op.at, found=str(op.window),
                       hint='give emit="final"')
 
 
@@ -94,9 +116,9 @@ class WindowedAggregate(WindowCloser, Partial):
         self._by, self._slice = self._two.final.keys, self._two.combine.table.window
         self._columns = [name for name in self._two.partial.schema.names if name != "window_end"]
         schema = pa.schema([self._two.partial.schema.arrow.field(name) for name in self._columns])
-        self._log = RowBuffer(context.folder, schema, context.options.memory)
-        self._restore(state)
-        self._together = 0  # rows when they were put together last
+        keys = [key.name for key in self._two.partial.table.keys]
+        self._log = backend_of(context).buffer(schema, keys, self._slices, Combiner(self._two, context.options))
+        self.restore(state)
         self._speculative: PreAggregationProgram | None = None
         self._speculative_row = 0  # the number of the next row, if the speculation holds
         self._speculation_pause = 0  # rounds without speculation that are left
@@ -162,15 +184,12 @@ class WindowedAggregate(WindowCloser, Partial):
     def _keep(self, partials: Batches) -> None:
         for batch in partials:
             self._add(batch.select(self._columns))
-        most = max(MIN_COMBINED_ROWS, COMBINE_GROWTH * self._together)
-        if self._log.rows > most or len(self._log.segments) > MAX_BATCHES:
-            waiting = list(self._log.segments)
-            with self._log.pinned(waiting):
-                self._log.replace([])
-                for part in self._parts(waiting, Part(-FOREVER, FOREVER), self._slice):
-                    for batch in self._combine.run(self._given(waiting, part, self._slice)):
-                        self._add(batch.select(self._columns))
-            self._together = self._log.rows
+        self._log.compact(self._combined)
+
+    def _combined(self, waiting: list[BufferSegment]) -> Iterator[pa.RecordBatch]:
+        for part in self._parts(waiting, Part(-FOREVER, FOREVER), self._slice):
+            for batch in self._combine.run(self._given(waiting, part, self._slice)):
+                yield batch.select(self._columns)
 
 
 class SlidingAggregate(WindowedAggregate):
@@ -287,8 +306,8 @@ class SlidingAggregate(WindowedAggregate):
         yield from self.deferred()
         self._ring, self._has_ring = None, False
 
-    def _frozen(self) -> list[BufferSegment]:
-        return super()._frozen() + self._held(FOREVER)
+    def _not_buffered(self) -> list[BufferSegment]:
+        return self._held(FOREVER)
 
 
 class BufferedAggregate(WindowCloser):
@@ -306,23 +325,22 @@ class BufferedAggregate(WindowCloser):
         self._by = tuple(key.expr for key in fragment.state.keys)
         self.reads = self._reads(self._before.program.node)
         schema = self._before.program.node.schema.arrow.append(pa.field(_SLICE, pa.int64()))
-        self._log = RowBuffer(context.folder, schema, context.options.memory)
+        self._log = backend_of(context).buffer(schema, key_columns(fragment.state), _SLICE, None)
         self._size = aggregate_node(root).table.slice_size
-        self._restore(state)
+        self.restore(state)
 
     def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
         for batch in self._in_order(morsels):
-            if self._late is None:
+            if self._late is None or self._window is None:
                 self._add(batch.append_column(_SLICE, pa.array(np.zeros(batch.num_rows, np.int64))))
                 continue
             for found in self._late.timed(batch, self._context.options):
-                starts = np.asarray(found.times) // self._size * self._size
+                starts = self._window.slice_starts(np.asarray(found.times), self._size)
                 self._add(found.rows.append_column(_SLICE, pa.array(starts)))
         return []
 
     def flush(self) -> None:
-        if len(self._log.segments) > MAX_BATCHES:
-            self._log.coalesce()
+        self._log.coalesce()
 
     def _in_order(self, morsels: Iterable[Morsel]) -> Iterator[pa.RecordBatch]:
         """Rows of the group's input: batches in which all rows are in time, together, and others between them."""

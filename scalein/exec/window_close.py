@@ -12,21 +12,24 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_rows import from_numpy
+from scalein.arrow_rows import as_integers, filtered, from_numpy
 from scalein.exec.aggregate_operator import FOREVER, AggregateOperator, Finalizer
 from scalein.exec.close_batches import KeyShares, Part, most_bytes, parts_of
-from scalein.exec.event_time import as_integers, extent
-from scalein.exec.operator import Batches, SnapshotFuture, files_of, filtered, restore_rows
+from scalein.exec.event_time import extent
+from scalein.exec.operator import Batches, SnapshotFuture
 from scalein.ir.exprs import Expr, columns
 from scalein.ir.windows import Window
-from scalein.state.row_buffer import BufferSegment, RowBuffer
+from scalein.state.interfaces import WindowBuffer
+from scalein.state.row_buffer import BufferSegment
 from scalein.storage.checked_json import Json, as_int, as_map
+
+CLOSED = "closed"  # in a state: windows that end here or before are done
 
 
 class WindowCloser(AggregateOperator):
     """Batches that wait in a log until the windows close that their slices are in."""
 
-    _log: RowBuffer
+    _log: WindowBuffer
     _finish: Finalizer
     _slices: str  # the column with the start of a row's slice
     _by: tuple[Expr, ...]  # the keys of what waits
@@ -72,7 +75,7 @@ class WindowCloser(AggregateOperator):
         self.flush()
         yield from self._finished(self._closed, FOREVER)
         self._closed = FOREVER
-        self._log.replace([])
+        self._log.drop(FOREVER)
 
     def _finished(self, after: int, end: int) -> Iterator[pa.RecordBatch]:
         """The results of windows that end after `after`, up to `end`, part by part if memory is short."""
@@ -93,7 +96,8 @@ class WindowCloser(AggregateOperator):
         most = most_bytes(self._context.options.memory)
         if most is None or (size := self._log.size_bytes(waiting)) <= most:
             return [whole]
-        found = [np.unique(self._starts(self._log.batch(each)), return_counts=True) for each in waiting]
+        found = [np.unique(self._starts(batch), return_counts=True)
+                 for each in waiting for batch in self._log.read(each)]
         starts, places = np.unique(np.concatenate([each for each, _ in found]), return_inverse=True)
         rows = np.bincount(places, np.concatenate([counts for _, counts in found]))
         sizes = rows * (size / max(1, sum(each.rows for each in waiting)))
@@ -102,12 +106,12 @@ class WindowCloser(AggregateOperator):
     def _given(self, waiting: list[BufferSegment], part: Part, window: Window | None) -> Batches:
         """What a part needs of batches that wait."""
         least = -FOREVER if window is None else max(-FOREVER, window.least_open(part.after))
-        found = [self._within(each, least, part) for each in waiting if each.last >= least and each.first < part.end]
+        found = [self._within(batch, each, least, part) for each in waiting
+                 if each.last >= least and each.first < part.end for batch in self._log.read(each)]
         return [batch for batch in found if batch.num_rows]
 
-    def _within(self, kept: BufferSegment, least: int, part: Part) -> pa.RecordBatch:
-        batch = self._log.batch(kept)
-        if kept.first < least or kept.last >= part.end:
+    def _within(self, batch: pa.RecordBatch, segment: BufferSegment, least: int, part: Part) -> pa.RecordBatch:
+        if segment.first < least or segment.last >= part.end:
             starts = self._starts(batch)
             batch = filtered(batch, from_numpy((starts >= least) & (starts < part.end)))
         if part.shares > 1 and batch.num_rows:
@@ -123,33 +127,22 @@ class WindowCloser(AggregateOperator):
 
     def _drop(self, first_open: int) -> None:
         """Forget slices that no open window has a part in."""
-        kept = []
-        for each in self._log.segments:
-            if each.first >= first_open:
-                kept.append(each)
-            elif each.last >= first_open:
-                batch = self._log.batch(each)
-                batch = filtered(batch, from_numpy(self._starts(batch) >= first_open))
-                found = extent(batch.column(self._slices))
-                if found is not None:
-                    kept.append(BufferSegment(*found, batch.num_rows, batch))
-        old = self._log.segments
-        if len(kept) < len(old) or any(a is not b for a, b in zip(kept, old, strict=True)):
-            self._log.replace(kept)
+        self._log.drop(first_open)
 
-    def snapshot(self) -> SnapshotFuture:
-        kept, about = self._frozen(), {"closed": self._closed, **self._counting}
-        return lambda: {**self._log.to_json(kept), **about}
-
-    def _frozen(self) -> list[BufferSegment]:
-        """All that waits."""
-        return list(self._log.segments)
-
-    def _restore(self, state: Json) -> None:
+    def restore(self, state: Json) -> None:
+        self._log.restore(state)
+        self._closed = -FOREVER
         if state is not None:
-            restore_rows(self._context, self._log, state)
-            self._closed = as_int(as_map(state)["closed"])
+            self._closed = as_int(as_map(state)[CLOSED])
             self._count_from(state)
 
+    def snapshot(self) -> SnapshotFuture:
+        wait, about = self._log.snapshot(self._not_buffered()), {CLOSED: self._closed, **self._counting}
+        return lambda: {**wait(), **about}
+
+    def _not_buffered(self) -> list[BufferSegment]:
+        """What waits elsewhere than in the buffer."""
+        return []
+
     def retain(self, kept: list[Json]) -> None:
-        self._log.remove_unreferenced(files_of(kept))
+        self._log.retain(kept)

@@ -7,16 +7,21 @@ code: `llvm_backend/accumulators.py`. The precision of approximate ones: `SKETCH
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import pyarrow as pa
 
 from scalein.dtypes import BOOL, F64, I64, MAX_PRECISION, U64, UNSIGNED, DType, Kind
+from scalein.ir.accumulators import ExprAcc
 from scalein.ir.exprs import Agg, Call, Expr, Lit, type_of
 from scalein.ir.functions.registry import can_fail
+from scalein.ir.functions.udf import udf_argument
 from scalein.ir.tables import Acc, AccKind
 from scalein.ir.unify import Refused, cast_to, nested_hint
+
+if TYPE_CHECKING:
+    from scalein.ir.udf import Variable
 
 Args = tuple[Expr, ...]
 
@@ -47,6 +52,14 @@ class Aggregate(ABC):
         """Types it over typed arguments; raises `Refused`."""
         return Typed(type_of(args[0]), args)
 
+    def typed(self, agg: Agg, args: Args) -> Typed:
+        """The same for one with parameters."""
+        return self.rule(args)
+
+    def shown(self, agg: Agg) -> str:
+        """What users call it."""
+        return self.method or self.name
+
     def filtered(self, agg: Agg, where: Expr) -> Agg:
         """The typed aggregate over the rows where a condition is true: its arguments are null in all others.
 
@@ -65,10 +78,13 @@ class Aggregate(ABC):
 
 def typed(agg: Agg, args: Args, where: Expr | None, grouped: bool) -> Agg:
     """The aggregate over typed arguments, of the rows where a condition is true; raises `Refused`."""
+    if agg.fn not in AGGREGATES:
+        raise Refused(f"{agg.fn} is of rows in an order, and no aggregate",
+                      'with_columns(x=....over("key", order_by="time")) gives it for each row')
     declared = AGGREGATES[agg.fn]
     nullable = not declared.never_null and (
         declared.always_nullable or not grouped or any(arg.nullable for arg in args))  # fmt: skip
-    dtype, args = declared.rule(args)
+    dtype, args = declared.typed(agg, args)
     nested = next((found for found in map(type_of, args) if found.is_nested), None)
     if nested is not None:
         what = "a column of type null" if nested.nested == pa.null() else f"a nested column: {nested!r}"
@@ -259,22 +275,22 @@ class _AtEnd(_Row):
 
 
 class First(_AtEnd):
-    name, kind, without_order, sql = "first", AccKind.FIRST, "arg_min(by)", ("FIRST_VALUE",)
+    name, kind, without_order, sql = "first", AccKind.FIRST, "arg_min(by)", ("FIRST_VALUE", "FIRST")
     duckdb = "first({0} ORDER BY {order})"
 
 
 class Last(_AtEnd):
-    name, kind, without_order, sql = "last", AccKind.LAST, "arg_max(by)", ("LAST_VALUE",)
+    name, kind, without_order, sql = "last", AccKind.LAST, "arg_max(by)", ("LAST_VALUE", "LAST")
     duckdb = "last({0} ORDER BY {order})"
 
 
 class ArgMin(_Row):
-    name, arity, kind, sql = "arg_min", 2, AccKind.ARG_MIN, ("MIN_BY",)
+    name, arity, kind, sql = "arg_min", 2, AccKind.ARG_MIN, ("MIN_BY", "ARG_MIN")
     duckdb = "first({0} ORDER BY {1}, {order}) FILTER (WHERE {1} IS NOT NULL)"
 
 
 class ArgMax(_Row):
-    name, arity, kind, sql = "arg_max", 2, AccKind.ARG_MAX, ("MAX_BY",)
+    name, arity, kind, sql = "arg_max", 2, AccKind.ARG_MAX, ("MAX_BY", "ARG_MAX")
     duckdb = "first({0} ORDER BY {1} DESC, {order}) FILTER (WHERE {1} IS NOT NULL)"
 
 
@@ -304,7 +320,8 @@ def _hashed(arg: Expr) -> Expr:
 
 
 class Quantile(Aggregate):
-    name, sql, duckdb = "quantile", ("PERCENTILE_CONT",), "quantile_cont({0}, {params[0]})"
+    name, duckdb = "quantile", "quantile_cont({0}, {params[0]})"
+    sql: ClassVar[tuple[str, ...]] = ("PERCENTILE_CONT", "QUANTILE_CONT", "MEDIAN")
     precision: ClassVar[tuple[str, ...]] = ()  # how values are rounded before they are held
 
     def rule(self, args: Args) -> Typed:
@@ -318,7 +335,8 @@ class Quantile(Aggregate):
 
 
 class ApproxQuantile(Quantile):
-    name, precision, sql, duckdb = "approx_quantile", ("coarse",), ("APPROX_PERCENTILE",), ""
+    name, precision, duckdb = "approx_quantile", ("coarse",), ""
+    sql = ("APPROX_PERCENTILE", "APPROX_QUANTILE")
 
 
 class _Values(Aggregate):
@@ -331,7 +349,7 @@ class _Values(Aggregate):
 
 
 class Collect(_Values):
-    name, without_order, sql = "collect", "top_k(k, by)", ("ARRAY_AGG",)
+    name, without_order, sql = "collect", "top_k(k, by)", ("ARRAY_AGG", "LIST")
     duckdb = "coalesce(list({0} ORDER BY {order}) FILTER (WHERE {0} IS NOT NULL), [])"
 
     def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
@@ -355,11 +373,59 @@ class TopK(_Values):
         return (Acc(AccKind.TOP, arg, by, agg.params),)
 
 
+@dataclass(frozen=True, slots=True)
+class UserAggregate:
+    """A compiled class of `@si.udaf`."""
+
+    params: tuple[Variable, ...]  # of its update
+    dtype: DType
+    acc: ExprAcc
+
+
+class Udaf(Aggregate):
+    """An aggregate of the user's own: null where no row was counted, and where its `finish` gives None."""
+
+    name, arity, optional, always_nullable, is_method = "udaf", 0, 64, True, False
+
+    def typed(self, agg: Agg, args: Args) -> Typed:
+        user = self._user(agg)
+        given = tuple(udf_argument(user.acc.name, param, arg) for param, arg in zip(user.params, args, strict=True))
+        return Typed(user.dtype, given)
+
+    def shown(self, agg: Agg) -> str:
+        return self._user(agg).acc.name
+
+    def filtered(self, agg: Agg, where: Expr) -> Agg:
+        """A row in which a strict argument is null does not count; without such, one more argument says which do."""
+        found = super().filtered(agg, where)
+        return found if any(self._user(agg).acc.strict) else replace(found, args=(*found.args, where))
+
+    def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
+        user = self._user(agg)
+        args, where = agg.args[: len(user.params)], agg.args[len(user.params) :]
+        main = Acc(AccKind.EXPR, by=where[0] if where else None, params=(user.acc,), parts=args)
+        strict = [arg for arg, is_strict in zip(args, user.acc.strict, strict=True) if is_strict and arg.nullable]
+        if len(strict) == 1 and not where:
+            return main, Acc(AccKind.VALID, strict[0])
+        counted = [*where, *(Call("is_not_null", (arg,), dtype=BOOL, nullable=False) for arg in strict)]
+        if not counted:
+            return main, Acc(AccKind.ROWS)
+        condition, *others = counted
+        for other in others:
+            condition = Call("and", (condition, other), dtype=BOOL, nullable=condition.nullable or other.nullable)
+        return main, Acc(AccKind.VALID, _only_where(condition, Lit(True, BOOL)))
+
+    def _user(self, agg: Agg) -> UserAggregate:
+        (user,) = agg.params
+        assert isinstance(user, UserAggregate)
+        return user
+
+
 AGGREGATES: dict[str, Aggregate] = {
     aggregate.name: aggregate
     for aggregate in (
         Count(), CountValid(), Sum(), Mean(), Min(), Max(), Var(), Std(), Cov(), Corr(), First(), Last(),
         ArgMin(), ArgMax(),
-        NUnique(), Quantile(), Collect(), TopK(), ApproxNUnique(), ApproxQuantile(),
+        NUnique(), Quantile(), Collect(), TopK(), ApproxNUnique(), ApproxQuantile(), Udaf(),
     )
 }  # fmt: skip

@@ -204,6 +204,22 @@ class AggregateResult(Col):
 
 
 @dataclass(frozen=True, slots=True)
+class OverResult(Col):
+    """An aggregate or window function over other rows in an expression that the user wrote, called by its text.
+
+    `by` are what rows are ordered by, each with whether the greatest value comes first. A column that an `Over`
+    computes takes its place, so typed expressions have none.
+    """
+
+    agg: Agg = field(kw_only=True)
+    keys: tuple[Expr, ...] = field(kw_only=True)
+    by: tuple[tuple[Expr, bool], ...] = field(kw_only=True)
+    rows: int | None = field(kw_only=True)
+    within: object = field(kw_only=True)  # a span of time
+    at: SourceLoc = field(default=NOWHERE, compare=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Named:
     """An expression or aggregate with its output name."""
 

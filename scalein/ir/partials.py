@@ -11,6 +11,7 @@ put together into one (`combine`); a state store can keep them, and other machin
                                    #acc1_by_m2, #acc1_co
     group(k, last(x))          ->  partial: k, #acc0 = rows, #acc1_row = its number in the source, #acc1_value
     group(k, arg_min(x, y))    ->  partial: k, #acc0 = rows, #acc1_row, #acc1_by = the least y, #acc1_value
+    group(k, MyMean(x))        ->  partial: k, #acc0 = rows, #acc1_s0, #acc1_s1, ...: the slots of its state
 
 An accumulator of one column combines by a function of that column alone (`functions`); the columns of others mean
 something only together, so only `combine` knows how. Moments are merged by Chan's formula. Rows are identified by their
@@ -35,6 +36,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
 from scalein.ir.physical import Node, Scan, WindowAggregate
 from scalein.ir.tables import COMOMENTS, Acc, AccKind, Output, Table, extreme
+from scalein.ir.windows import Session
 
 _FUNCTIONS = {AccKind.ROWS: "sum", AccKind.VALID: "sum", AccKind.ISUM: "sum", AccKind.FSUM: "sum",
               AccKind.MIN: "min", AccKind.MAX: "max"}  # fmt: skip
@@ -68,8 +70,9 @@ class TwoPhase:
     @property
     def keys(self) -> Schema:
         """What identifies a partial group: the keys, and the start of the slice."""
-        time = [Field("window_start", type_of(self.partial.table.window.time), False)] if (
-            self.partial.table.window is not None) else []
+        window = self.partial.table.window
+        names = [] if window is None else ["window_start", *(["window_end"] if window.is_session else [])]
+        time = [Field(name, type_of(window.time), False) for name in names if window is not None]
         return Schema((*(Field(k.name, k.dtype, k.nullable) for k in self.partial.table.keys), *time))
 
     @property
@@ -84,7 +87,14 @@ class TwoPhase:
 
 def is_mergeable(acc: Acc) -> bool:
     """Whether an accumulator has columns, and partial groups merge by them."""
-    return acc.kind in _FUNCTIONS or acc.kind in _PARTS
+    return acc.kind in _FUNCTIONS or bool(_parts(acc))
+
+
+def _parts(acc: Acc) -> tuple[str, ...]:
+    """The names of columns that mean something only together; none for an accumulator of one column."""
+    if acc.kind is AccKind.EXPR:
+        return tuple(part for part, _ in acc.expr.parts)
+    return _PARTS.get(acc.kind, ())
 
 
 def fits(table: Table) -> bool:
@@ -94,13 +104,13 @@ def fits(table: Table) -> bool:
 
 def has_parts(table: Table) -> bool:
     """Whether some have columns that combine only together."""
-    return any(acc.kind in _PARTS for acc in table.accs)
+    return any(_parts(acc) for acc in table.accs)
 
 
 def width(table: Table, held: StateColumns | None = None) -> int:
     """The number of columns of all accumulators."""
     held = held or StateColumns.of(table)
-    return sum(len(_PARTS.get(table.accs[number].kind, ("",))) for number in held.accs)
+    return sum(len(_parts(table.accs[number]) or ("",)) for number in held.accs)
 
 
 def two_phase(node: WindowAggregate, partials: str = "partials", held: StateColumns | None = None) -> TwoPhase:
@@ -115,12 +125,15 @@ def two_phase(node: WindowAggregate, partials: str = "partials", held: StateColu
     columns = tuple(column for some in each for column in some)
     slices = None if table.window is None else table.window.sliced(table.slice_size)
     partial = replace(node, table=replace(table, outputs=columns, window=slices))
-    fields = Schema(tuple(f for f in partial.schema if f.name != "window_end"))
+    is_session = table.window is not None and table.window.is_session
+    fields = Schema(tuple(f for f in partial.schema if is_session or f.name != "window_end"))
     source: Node = Scan(ops.Source(partials, fields.arrow, tuple(fields.names)))
     window = None
     if table.window is not None:
         start = Col("window_start", type_of(table.window.time), False)
         window = replace(table.window, time=start)
+        if isinstance(window, Session):
+            window = replace(window, end=Col("window_end", type_of(table.window.time), False))
     accs = (Acc(AccKind.ROWS), *(_again(acc, some) for acc, some in zip(column_accs, each, strict=True)))
     outputs = tuple(replace(o, fn="sum" if o.fn in ("count", "count_valid") else o.fn,
                             accs=tuple(k + 1 for k in held.outputs[o.name])) for o in table.outputs)
@@ -166,10 +179,11 @@ def _row_value(acc: Acc) -> tuple[Expr | None, str]:
 def finished_rows(two: TwoPhase) -> tuple[Named, ...] | None:
     """The results of partial groups that are whole, each a row of its own; None where machine code must finish them.
 
-    It checks sums, and computes from comoments.
+    It checks sums, and computes from comoments and the slots of expressions.
     """
     table = two.partial.table
-    if any(acc.kind in (AccKind.ISUM, AccKind.COMOMENTS) for acc in table.accs) or table.window is not None:
+    by_kernel = (AccKind.ISUM, AccKind.COMOMENTS, AccKind.EXPR)
+    if any(acc.kind in by_kernel for acc in table.accs) or table.window is not None:
         return None
     keys = [Named(key.name, Col(key.name, key.dtype, key.nullable)) for key in table.keys]
     first = {output.name.partition("_")[0]: table.accs[output.accs[0]] for output in table.outputs}
@@ -211,6 +225,9 @@ def columns_of(table: Table, held: StateColumns, group: int) -> tuple[Output, ..
     acc = table.accs[number]
     if acc.kind in _FUNCTIONS:
         return (Output(name, "raw", _type(acc), _has_nulls(acc), (number,)),)
+    if acc.kind is AccKind.EXPR:
+        return tuple(Output(f"{name}_{part}", "raw", slot.dtype, slot.nullable, (number,), part)
+                     for part, slot in acc.expr.parts)
     by = I64 if acc.by is None else type_of(acc.by)
     types = {**dict.fromkeys(COMOMENTS, F64), "row": I64, "by": by, "value": acc.dtype}
     return tuple(Output(f"{name}_{part}", "raw", types[part], part in ("by", "value"), (number,), part)
@@ -220,6 +237,8 @@ def columns_of(table: Table, held: StateColumns, group: int) -> tuple[Output, ..
 def empty_value(acc: Acc, column: Output) -> pa.Scalar:
     """What a column of an accumulator has before a row is counted, as in a partial group without one."""
     arrow = column.dtype.arrow
+    if acc.kind is AccKind.EXPR:
+        return pa.scalar(dict(acc.expr.parts)[column.part].init, arrow)
     if column.part in ("by", "value") or (acc.kind in (AccKind.MIN, AccKind.MAX) and acc.dtype.is_bytes):
         return pa.scalar(None, arrow)
     if acc.kind in (AccKind.MIN, AccKind.MAX):
@@ -264,4 +283,6 @@ def _again(acc: Acc, columns: tuple[Output, ...]) -> Acc:
             return Acc(acc.kind, given["value"], given.get("by"), parts=(given["row"],))
         case AccKind.ISUM | AccKind.FSUM | AccKind.MIN | AccKind.MAX:
             return Acc(acc.kind, given[""])
+        case AccKind.EXPR:
+            return Acc(acc.kind, params=(acc.expr, "merge"), parts=tuple(given.values()))
     raise AssertionError(acc.kind)

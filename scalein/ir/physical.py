@@ -14,6 +14,8 @@ from scalein.ir.tables import Table
 
 if TYPE_CHECKING:
     from scalein.ir import ops
+    from scalein.ir.over import OverCall
+    from scalein.ir.process import ProcessBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +66,34 @@ class WindowAggregate:
         return self.table.schema
 
 
+@dataclass(frozen=True)
+class Process:
+    """What the user's class yields for rows in their order; `args` are what it reads of a row."""
+
+    input: Node
+    keys: tuple[Named, ...]
+    args: tuple[Expr, ...]
+    body: ProcessBody
+    schema: Schema
+    time: Expr | None = None  # of event, as the class sees it, if it matters
+
+    @cached_property
+    def table(self) -> Table:
+        return self.body.table(self.keys)
+
+
 @dataclass(frozen=True, slots=True)
 class JoinBuild:
-    """A static table to probe: read whole, keyed by `keys`. If it `is_outer`, its rows are kept as they are as well."""
+    """A static table to probe: read whole, keyed by `keys`. If it `is_outer`, its rows are kept as they are as well.
+
+    Where there is a `time`, a column of 64-bit integers without nulls, the rows of a key are in the order of it.
+    """
 
     input: Node
     keys: tuple[Col, ...]
     columns: tuple[str, ...]
     is_outer: bool = False
+    time: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +117,7 @@ class Host:
     """
 
     input: Node
-    op: ops.MapBatches | ops.Explode | None
+    op: ops.MapBatches | ops.Explode | ops.AssignWindows | None
     items: tuple[Named, ...] = ()
     origins: tuple[Named, ...] = field(default=(), compare=False)
 
@@ -136,6 +158,25 @@ class Sort:
         return _passed(self).schema
 
 
+@dataclass(frozen=True)
+class Over:
+    """The rows with columns that are computed over other rows of their partition (`ir/over.py`), of columns alone.
+
+    A partition has equal `keys`, and is in the order of `by` (name, descending), ties in the order of the input.
+    """
+
+    input: Node
+    keys: tuple[str, ...]
+    by: tuple[tuple[str, bool], ...]
+    nulls_last: bool
+    calls: tuple[OverCall, ...]
+
+    @cached_property
+    def schema(self) -> Schema:
+        added = (Field(call.name, type_of(call.agg), call.agg.nullable) for call in self.calls)
+        return Schema((*self.input.schema, *added))
+
+
 @dataclass(frozen=True, slots=True)
 class Union:
     """The batches of each input in turn."""
@@ -144,7 +185,7 @@ class Union:
     schema: Schema
 
 
-Node = Scan | Pipeline | WindowAggregate | OuterJoin | Host | Limit | Sort | Union
+Node = Scan | Pipeline | WindowAggregate | Process | OuterJoin | Host | Limit | Sort | Over | Union
 
 
 def _passed(node: Node) -> Node:

@@ -22,13 +22,27 @@ from typing import TYPE_CHECKING
 
 from scalein.dtypes import DATE, UNITS_PER_SECOND, DType, Kind
 from scalein.ir.aggregates import AGGREGATES
-from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, Lit, Named, args_of, branches, post_order
+from scalein.ir.exprs import (
+    Agg,
+    AggregateResult,
+    Call,
+    Col,
+    Expr,
+    Lit,
+    Named,
+    OverResult,
+    args_of,
+    branches,
+    post_order,
+)
 from scalein.ir.functions.registry import REGISTRY
-from scalein.ir.internal_names import internal, is_internal
+from scalein.ir.internal_names import PREFIX, internal, is_internal
 from scalein.ir.rewrite import walk_ops
 
 if TYPE_CHECKING:
+    from scalein.ir.aggregates import Aggregate
     from scalein.ir.ops import Op
+    from scalein.ir.over import WindowFunction
 
 # How tightly Python binds what show_expr writes: a comparison weaker than `|` and `&`.
 _COMPARISON, _OR, _AND, _SUM, _PRODUCT, _PREFIX, _POWER, _METHOD = range(8)
@@ -64,8 +78,12 @@ def show_operand(expr: Expr) -> str:
 
 def show_agg(agg: Agg) -> str:
     """Text of an aggregate: `price.sum()`, `price.arg_max(time)`, `count()`, `corr(x, y)`, `count().filter(x > 2)`."""
-    declared = AGGREGATES[agg.fn]
-    method = declared.method or agg.fn
+    declared: Aggregate | WindowFunction | None = AGGREGATES.get(agg.fn)
+    if declared is None:
+        from scalein.ir.over import WINDOW_FUNCTIONS
+
+        declared = WINDOW_FUNCTIONS[agg.fn]
+    method = declared.shown(agg)
     if declared.is_method:
         inside = [*map(repr, agg.params), *map(show_expr, agg.args[1:])]
         text = f"{_Text(agg.args[0]).receiver(agg.args[0])}.{method}({', '.join(inside)})"
@@ -145,7 +163,7 @@ class _Text:
 
     def _written(self, expr: Expr) -> tuple[str, int]:
         match expr:
-            case AggregateResult(name):
+            case AggregateResult(name) | OverResult(name):
                 return name, _METHOD
             case Col(name):
                 is_plain = name.isidentifier() or is_internal(name)  # in fused plans
@@ -294,10 +312,11 @@ def show_equation(left: Expr, right: Expr) -> str:
 
 def aggregate_texts(root: Op) -> dict[str, str]:
     """The internal columns that aggregates of an expression (`GroupBy.agg`) became, each with its aggregate's text."""
-    from scalein.ir.ops import Aggregate
+    from scalein.ir.ops import Aggregate, Over
 
-    return {named.name: show_agg(named.agg) for op in walk_ops(root) if isinstance(op, Aggregate)
-            for named in op.aggs if is_internal(named.name)}
+    names = {named.name: show_agg(named.agg) for op in walk_ops(root) if isinstance(op, Aggregate)
+             for named in op.aggs if is_internal(named.name)}
+    return names | {call.name: op.shown(call) for op in walk_ops(root) if isinstance(op, Over) for call in op.calls}
 
 
 def with_aggregates(text: str, op: Op) -> str:
@@ -305,10 +324,10 @@ def with_aggregates(text: str, op: Op) -> str:
 
     Ops above an aggregation have no internal columns of others below it: those are inside of its input.
     """
-    if internal("agg") not in text:
+    if internal("agg") not in text and internal("over") not in text:
         return text
     names = aggregate_texts(op)
-    return re.sub(rf"{internal('agg')}\d+", lambda found: names.get(found[0], found[0]), text)
+    return re.sub(rf"{PREFIX}(agg|over)\d+", lambda found: names.get(found[0], found[0]), text)
 
 
 def dump(root: Op) -> str:

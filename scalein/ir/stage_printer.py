@@ -26,11 +26,25 @@ from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, walk
 from scalein.ir.functions.registry import is_host
 from scalein.ir.internal_names import internal
-from scalein.ir.ops import Explode
+from scalein.ir.ops import AssignWindows, Explode
 from scalein.ir.passes.pass_through import Origin, is_copy_free, split_items, taken_items
-from scalein.ir.physical import Host, Limit, Node, OuterJoin, Pipeline, Scan, Sort, Union, WindowAggregate, inputs
-from scalein.ir.printer import show_expr
+from scalein.ir.physical import (
+    Host,
+    Limit,
+    Node,
+    OuterJoin,
+    Over,
+    Pipeline,
+    Process,
+    Scan,
+    Sort,
+    Union,
+    WindowAggregate,
+    inputs,
+)
+from scalein.ir.printer import show_agg, show_expr
 from scalein.ir.stages import (
+    FOREVER,
     ORDINAL,
     Collect,
     DedupStep,
@@ -54,6 +68,7 @@ from scalein.ir.stages import (
     Stage,
     Step,
 )
+from scalein.ir.stages import Process as ProcessSink
 from scalein.ir.tables import Acc, AccKind, Output, Table, log_layout
 
 _ACCS = {AccKind.VALID: "count", AccKind.ISUM: "sum", AccKind.FSUM: "sum"}
@@ -89,6 +104,10 @@ def _lines(node: Node) -> Iterator[str]:
         case WindowAggregate():
             yield f"kernel group {_by(node.table)}  -> {node.schema!r}"
             yield from (f"| {line}" for line in (*_state(node.table), *_steps(node.steps)))
+        case Process():
+            keys = ", ".join(key.name for key in node.keys)
+            how = "plain Python, row by row:" if node.body.python is not None else "kernel"
+            yield f"{how} process {node.body.name}{f' by {keys}' if keys else ''}  -> {node.schema!r}"
         case OuterJoin():
             yield f"then unmatched rows of join{node.table}  -> {node.schema!r}"
         case Host():
@@ -97,6 +116,9 @@ def _lines(node: Node) -> Iterator[str]:
             yield f"limit {node.count}"
         case Sort():
             yield _ordered(node)
+        case Over():
+            calls = ", ".join(show_agg(call.agg) for call in node.calls)
+            yield f"kernel over {', '.join(node.keys) or 'all rows'}: {calls}  -> {node.schema!r}"
         case Union():
             yield f"union  -> {node.schema!r}"
 
@@ -132,6 +154,8 @@ def _taken(name: str, origin: Origin) -> str:
 def _host(node: Host) -> str:
     if isinstance(node.op, Explode):
         return f"explode {', '.join(node.op.lists)}, by pyarrow"
+    if isinstance(node.op, AssignWindows):
+        return f"windows {node.op.window}, by numpy"
     if node.op is not None:
         return f"map_batches {getattr(node.op.fn, '__name__', type(node.op.fn).__name__)}, in Python"
     made = [item for item in node.items if not isinstance(item.expr, Col)]
@@ -170,10 +194,20 @@ def show_step(step: Step) -> str:
             is_cross = all(isinstance(key, Lit) for key in step.keys)
             how = "cross" if is_cross else f"{step.how} on {', '.join(map(show_expr, step.keys))}"
             more = ("" if step.unique else ", several matches a row") + (", marking matches" if step.marks else "")
-            return _line("probe", f"join{step.table}, {how}{_variant(step)}{more}")
+            return _line("probe", f"join{step.table}, {how}{_range(step)}{_variant(step)}{more}")
         case DedupStep():
             keys = ", ".join(map(show_expr, step.keys))
             return _line("dedup", f"by {keys}: its first row, {step.table.layout.size} bytes a record")
+
+
+def _range(probe: Probe) -> str:
+    """The times of the rows that a probe matches."""
+    if probe.times is None:
+        return ""
+    low, high = ((f"{show_expr(of)} {'-' if more < 0 else '+'} {abs(more)}" if more else show_expr(of))
+                 if abs(more) < FOREVER else "any"
+                 for of, more in ((probe.times.low_of, probe.times.low), (probe.times.high_of, probe.times.high)))
+    return f", times {low} to {high}{'' if probe.times.pick == 'all' else f', {probe.times.pick}'}"
 
 
 def _variant(probe: Probe) -> str:
@@ -227,6 +261,8 @@ def _state(table: Table) -> Iterator[str]:
 def _output(output: Output, table: Table) -> str:
     """The aggregate as the user wrote it, from the accumulator it is finished from."""
     first = table.accs[output.accs[0]]
+    if first.kind is AccKind.EXPR:
+        return _acc(first)
     params = first.params[:1]  # what follows the user's own is for kernels
     args = ", ".join(filter(None, [_args(first), *map(repr, params)]))
     declared = AGGREGATES.get(output.fn)  # None for the columns of partial groups
@@ -234,6 +270,8 @@ def _output(output: Output, table: Table) -> str:
 
 
 def _acc(acc: Acc) -> str:
+    if acc.kind is AccKind.EXPR:
+        return f"{acc.expr.name}({', '.join(map(show_expr, acc.parts))})"
     name = _ACCS.get(acc.kind, acc.kind.value)
     return f"{name}({_args(acc)})" if acc.arg is not None else name
 
@@ -283,6 +321,8 @@ def _sink(stage: Stage) -> Iterator[str]:
     match stage.sink:
         case Collect(items):
             yield _line("write", _items(items))
+        case ProcessSink(table):
+            yield _line("process", f"{stage.sink.body.name} {_by(table)}, in a hash table: {_items(stage.sink.items)}")
         case Group(table, mode=mode, owned=owned):
             own = ", each worker its own keys" if owned else ""
             yield _line("group", f"{_by(table)}, {_MODES[mode]}{own}")

@@ -22,8 +22,10 @@ from scalein.ir.tables import StoredTable, Table
 from scalein.layout import size_of
 
 if TYPE_CHECKING:
+    from scalein.ir.process import ProcessBody
     from scalein.ir.store_kernels import StoreSink
 
+FOREVER = (1 << 63) - 1  # a span of time without an end
 ORDINAL = internal("ordinal")  # a row's number in its source, carried through a partition
 
 # --- what a stage reads
@@ -106,6 +108,7 @@ class FromTable:
     table: Table
     window_slices: int = 0
     sparse: bool = False
+    picked: bool = False  # not all records, but those whose numbers are in slot `picked`
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,22 @@ class ProjectStep:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeRange:
+    """The times that a probe's matches have: from `low_of` + `low` to `high_of` + `high`, both included.
+
+    Sums that 64 bits do not hold are the least or the greatest time. The rows of a key are ordered by time. `pick` is
+    all, or one of as-of joins: backward, forward, nearest (to `low_of`; of two the earlier). Of equal times it is the
+    last row.
+    """
+
+    low_of: Expr
+    low: int
+    high_of: Expr
+    high: int
+    pick: str = "all"
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """Look keys up in a static table and go on with the matches.
 
@@ -158,6 +177,12 @@ class Probe:
     codes: tuple[tuple[str, str], ...] = ()  # name -> string column whose dictionary code it is
     build: Table | None = None
     marks: bool = False  # rows of the table that match are marked
+    times: TimeRange | None = None  # of matches; the table is ordered by time
+
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        """What it computes of a row."""
+        return self.keys if self.times is None else (*self.keys, self.times.low_of, self.times.high_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +208,9 @@ def step_exprs(steps: Iterable[Step]) -> list[Expr]:
                 found.append(predicate)
             case ProjectStep(items):
                 found += [item.expr for item in items]
-            case Probe(keys=keys) | DedupStep(keys=keys):
+            case Probe():
+                found += step.exprs
+            case DedupStep(keys=keys):
                 found += keys
     return found
 
@@ -302,8 +329,33 @@ class Partition:
         return FromRows(tuple(reads), self.stride, self.null_offset)
 
 
-FLOW_SINKS = (Collect, Group, Merge, MergeBag, ExpandLog, Rank, Partition)
-Sink: TypeAlias = "Collect | Group | Merge | MergeBag | ExpandLog | Rank | Partition | StoreSink"
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Run the user's class over the record of each row's key; what it yields is written as `items`, the keys first.
+
+    `action`: `rows` come at their `time`; `timers` of records, which are read with `FromTable`, fire; `load` makes
+    records of rows with the keys, the fields and `None` for no state.
+    """
+
+    table: Table
+    keys: tuple[Expr, ...]
+    args: tuple[Expr, ...]
+    body: ProcessBody
+    items: tuple[Named, ...]
+    time: Expr | None = None
+    action: str = "rows"
+    tracked: bool = False  # the status of records says whether they changed, and `due` when time changes them
+
+    @property
+    def makes_text(self) -> bool:
+        """Whether its methods make text, or copy it to store it."""
+        from scalein.ir.udf import builds_text  # most flows have none
+
+        return self.table.has_heap or any(builds_text(method) for method in (self.body.on_row, self.body.on_timer))
+
+
+FLOW_SINKS = (Collect, Group, Merge, MergeBag, ExpandLog, Rank, Partition, Process)
+Sink: TypeAlias = "Collect | Process | Group | Merge | MergeBag | ExpandLog | Rank | Partition | StoreSink"
 
 
 @dataclass(frozen=True, slots=True)

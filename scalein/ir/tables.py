@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from scalein.dtypes import F64, I64, DType, Field, Kind, Schema
+from scalein.ir.accumulators import ExprAcc
 from scalein.ir.exprs import Expr, type_of
 from scalein.layout import KEY_NULLS, SKETCH_REGISTERS, VALUE_NULLS, RecordLayout, Slot, size_of
 
@@ -43,6 +44,7 @@ class AccKind(Enum):
     QUANTILE = "quantile"
     LIST = "list"
     TOP = "top"
+    EXPR = "expr"  # its slots, update and merge are in an `ExprAcc`
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class Acc:
 
     `by` is what rows are compared by, the second of a pair, or whether a first or last row counts. One that counts
     partial groups in (`partials.py`) takes their columns: as `arg` a value, or a mean; the `parts` are the number of
-    that value's row, or count and spread.
+    that value's row, or count and spread. Of an EXPR accumulator the `parts` are its arguments, or the slots of a
+    partial group where `params` has "merge" as well; `by` says whether a row counts.
     """
 
     kind: AccKind
@@ -75,8 +78,17 @@ class Acc:
         return I64 if self.arg is None else type_of(self.arg)
 
     @property
+    def expr(self) -> ExprAcc:
+        """What an EXPR accumulator does."""
+        found = self.params[0]
+        assert isinstance(found, ExprAcc)
+        return found
+
+    @property
     def has_heap(self) -> bool:
         """Whether it holds bytes of any length, which live in the heap of the table's owner."""
+        if self.kind is AccKind.EXPR:
+            return any(slot.dtype.is_bytes and slot.ring is None for slot in self.expr.slots)
         given = [type_of(e) for e in (self.arg, self.by) if e is not None]
         return self.kind in _KEEPS_VALUES and any(dtype.is_bytes for dtype in given)
 
@@ -94,6 +106,7 @@ class Acc:
 _KEEPS_VALUES = (AccKind.MIN, AccKind.MAX, AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX,
                  AccKind.LIST, AccKind.TOP)
 _ORDERED = (AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX, AccKind.LIST, AccKind.TOP)
+_ROUNDED = (AccKind.FSUM, AccKind.MOMENTS, AccKind.COMOMENTS, AccKind.EXPR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +146,7 @@ class Slicing(Enum):
     NONE = "none"
     KEY = "key"  # the slice's start is one more key
     RING = "ring"  # a ring of slices in each record
+    SESSION = "session"  # sessions of a key are a list of records: see llvm_backend/sessions.py
 
 
 @dataclass(frozen=True)
@@ -155,9 +169,18 @@ class Table:
 
     @property
     def window_step(self) -> int:
-        """The slices from the start of a window to that of the next."""
+        """The slices from the start of a window to the next start."""
         assert self.window is not None
         return self.window.in_slices(self.slice_size)[1]
+
+    def slice_of(self, time: int) -> int:
+        """The number of the slice that holds a time."""
+        assert self.window is not None
+        return (time - self.window.offset) // self.slice_size
+
+    def slice_start(self, number: int) -> int:
+        assert self.window is not None
+        return number * self.slice_size + self.window.offset
 
     @property
     def has_nulls(self) -> bool:
@@ -183,6 +206,16 @@ class Table:
     def has_sides(self) -> bool:
         """Whether something outside of the records belongs to them."""
         return bool(self.bags or self.logs)
+
+    @property
+    def needs_two_passes(self) -> bool:
+        """Whether groups are sessions that kernels can neither copy nor merge: `exec/session_rows.py`."""
+        return self.slicing is Slicing.SESSION and (self.has_sides or self.has_heap)
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether the last bits of a result may depend on the order in which rows are added and tables are merged."""
+        return any(acc.kind in _ROUNDED for acc in self.accs)
 
     @property
     def has_heap(self) -> bool:
@@ -212,10 +245,17 @@ class Table:
         fixed += [Slot(f"key{k}", size_of(key.stored)) for k, key in enumerate(self.keys)]
         if self.slicing is Slicing.KEY:
             fixed.append(Slot("slice", 8))
+        if self.slicing is Slicing.SESSION:
+            fixed += [Slot("first", 8, _GREATEST), Slot("last", 8, _LEAST), Slot("previous", 8)]
         fields = [slot for k, acc in enumerate(self.accs) for slot in acc_slots(k, acc)]
         if self.slicing is Slicing.RING:
             return RecordLayout(tuple(fixed), tuple(fields), self.ring)
         return RecordLayout(tuple(fixed + fields))
+
+    @property
+    def acc_slots(self) -> list[tuple[str, int]]:
+        """The fields of accumulators, and their sizes."""
+        return [(slot.name, slot.size) for k, acc in enumerate(self.accs) for slot in acc_slots(k, acc)]
 
     @property
     def schema(self) -> Schema:
@@ -226,6 +266,8 @@ class Table:
         return Schema(tuple(fields + [Field(o.name, o.dtype, o.nullable) for o in self.outputs]))
 
 
+_GREATEST = (2**63 - 1).to_bytes(8, "little", signed=True)
+_LEAST = (-(2**63)).to_bytes(8, "little", signed=True)
 _MINUS = (-1).to_bytes(8, "little", signed=True)
 
 
@@ -245,10 +287,10 @@ def log_layout(acc: Acc) -> RecordLayout:
     return RecordLayout((Slot("owner", 8), Slot("row", 8), *by, Slot("value", size_of(acc.dtype))))
 
 
-def _cell(name: str, dtype: DType) -> list[Slot]:
+def _cell(name: str, dtype: DType, init: bytes = b"") -> list[Slot]:
     """A value that is replaced now and then; bytes have a piece of heap of their own, and its size."""
     own = [Slot(f"{name}.heap", 8), Slot(f"{name}.room", 8)] if dtype.is_bytes else []
-    return [Slot(name, size_of(dtype)), *own]
+    return [Slot(name, size_of(dtype), init), *own]
 
 
 # Of pairs: their number, mean and sum of squared deviations of either side, and the sum of products of deviations.
@@ -302,6 +344,11 @@ def acc_slots(number: int, acc: Acc) -> list[Slot]:
             return [Slot(f"{name}.row", 8, _MINUS), *_cell(f"{name}.by", by), *value, ok]
         case AccKind.CHAIN:
             return [Slot(f"{name}.head", 8, _MINUS), Slot(f"{name}.tail", 8, _MINUS)]
+        case AccKind.EXPR:
+            return [field for part, slot in acc.expr.parts for field in (
+                *(_cell(f"{name}.{part}", slot.dtype, slot.init_bytes) if slot.ring is None else
+                  [Slot(f"{name}.{part}", slot.dtype.width)]),
+                *([Slot(f"{name}.{part}.ok", 1, bytes([slot.init is not None]))] if slot.nullable else []))]
 
 
 def extreme(dtype: DType, *, least: bool) -> bytes:

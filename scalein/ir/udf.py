@@ -8,12 +8,42 @@ and their repr is part of the key under which machine code is cached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
 
-from scalein.dtypes import DType
+import pyarrow as pa
+
+from scalein.dtypes import DType, Kind, from_arrow_type
 from scalein.ir.exprs import Expr, Lit
+
+# --- types that only udfs have, as Arrow would write them
+
+TEXTS = DType(Kind.NESTED, nested=pa.list_(pa.string()))  # the pieces that `split` gives
+NOTHING = DType(Kind.NESTED, nested=pa.null())  # of an item that is None and whose type is not known yet
+Item = tuple[DType, bool]  # of a tuple: its type, and whether it may be None
+
+
+def tuple_of(items: Sequence[Item]) -> DType:
+    """The type of a tuple.
+
+    >>> from scalein.dtypes import F64, I64
+    >>> tuple_of([(I64, False), (F64, True)]).arrow
+    StructType(struct<0: int64 not null, 1: double>)
+    """
+    fields = [pa.field(str(place), dtype.arrow, nullable) for place, (dtype, nullable) in enumerate(items)]
+    return DType(Kind.NESTED, nested=pa.struct(fields))
+
+
+def is_tuple(dtype: DType | None) -> bool:
+    return dtype is not None and dtype.nested is not None and pa.types.is_struct(dtype.nested)
+
+
+def items_of(dtype: DType) -> list[Item]:
+    """The items of a tuple's type."""
+    assert dtype.nested is not None
+    return [(from_arrow_type(field.type), field.nullable) for field in dtype.nested]
+
 
 # --- expressions -------------------------------------------------------------------------------------------------
 
@@ -31,7 +61,7 @@ class Local:
 class Apply:
     """An operator or builtin over arguments that are all needed; `line` is named when it fails.
 
-    Arguments are not None, except for those of `is_none`, `truth` and the conversions, which keep None.
+    Arguments are not None, except for those of `is_none`, `truth`, `tuple` and the conversions, which keep None.
     """
 
     fn: str
@@ -84,7 +114,19 @@ class Invoke:
     nullable: bool = False
 
 
-Part = Lit | Local | Apply | Choose | Either | Let | Invoke
+@dataclass(frozen=True, slots=True)
+class RingRead:
+    """Of a field that is a ring: its `len`, an `item` by number, or the `sum`, `min` or `max` of its values."""
+
+    fn: str
+    name: str
+    args: tuple[Part, ...]
+    dtype: DType
+    line: int = 0
+    nullable: bool = False
+
+
+Part = Lit | Local | Apply | Choose | Either | Let | Invoke | RingRead
 
 # --- statements --------------------------------------------------------------------------------------------------
 
@@ -115,6 +157,15 @@ class ForRange:
 
 
 @dataclass(frozen=True, slots=True)
+class ForEach:
+    """`for name in values`, which are the characters of a text or the pieces of a split one; computed once."""
+
+    name: str
+    values: Part
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class While:
     condition: Part
     body: tuple[Statement, ...]
@@ -122,7 +173,7 @@ class While:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    value: Part
+    value: Part | None  # None in a method, which returns nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +186,22 @@ class Continue:
     pass
 
 
-Statement = Assign | If | ForRange | While | Return | Break | Continue
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """Gives a row, of these values."""
+
+    values: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RingAppend:
+    """Appends a value to a field that is a ring."""
+
+    name: str
+    value: Part
+
+
+Statement = RingAppend | Assign | If | ForRange | ForEach | While | Return | Break | Continue | Yield
 
 # --- functions ---------------------------------------------------------------------------------------------------
 
@@ -163,6 +229,35 @@ class Udf:
     dtype: DType
     nullable: bool
     body: tuple[Statement, ...]
+
+    def place(self, line: int) -> str:
+        """Where in the user's file something failed, for errors."""
+        return f"{self.file}:{line}"
+
+
+@dataclass(frozen=True, slots=True)
+class RingField:
+    """A field that is a ring of so many values."""
+
+    name: str
+    dtype: DType
+    size: int
+    appends: bool  # a method appends to it
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A compiled method, which changes fields of its object. Its parameters are the fields of objects, called `self.x`
+    and `other.x`, and then the arguments.
+    """
+
+    name: str  # with its class
+    file: str
+    params: tuple[Variable, ...]
+    locals: tuple[Variable, ...]
+    changes: tuple[str, ...]  # the fields that it assigns to
+    body: tuple[Statement, ...]
+    rings: tuple[RingField, ...] = ()  # the fields that are rings
 
     def place(self, line: int) -> str:
         """Where in the user's file something failed, for errors."""
@@ -229,10 +324,14 @@ def is_short(statement: ForRange) -> bool:
 
 def has_loops(root: object) -> bool:
     """Whether a udf or its statements, or a udf that they call, loop."""
-    return any(isinstance(node, ForRange | While) for node, _ in walk(root))
+    return any(isinstance(node, ForRange | ForEach | While) for node, _ in walk(root))
 
 
-_BUILDING = ("concat", "text", "fixed", "replace", "upper", "lower")
+# Methods of text that ask something of all its characters.
+CLASSES = ("isalpha", "isalnum", "isdigit", "isdecimal", "isnumeric", "isspace", "isprintable", "isascii", "isupper",
+           "islower")  # fmt: skip
+_BUILDING = ("concat", "text", "fixed", "replace", "upper", "lower", "casefold", "titled", "pad", "zfill", "repeat",
+             "reversed", "join", "chr", "grouped")
 
 
 def builds_text(root: object) -> bool:
@@ -244,3 +343,42 @@ def can_be_null(udf: AnyUdf, args: Sequence[Expr]) -> bool:
     """Whether a call can be null: the function may return None, or is not called because of a null argument."""
     skipped = (arg.nullable and not param.nullable for arg, param in zip(args, udf.params, strict=True))
     return udf.nullable or any(skipped)
+
+
+_SMALL = 1 << 40  # a block of sums of such numbers is far from overflow
+
+
+def unchecked_counts(method: Method, starts: Mapping[str, object]) -> Method:
+    """The method for an object that begins anew and sees one block of rows: what only counts is not checked.
+
+    `starts` are the first values of its int fields. One that is changed by `self.n += 1` and its like cannot overflow.
+    """
+    given: dict[str, list[Part]] = {}
+    for node, _ in walk(method.body):
+        if isinstance(node, Assign | Let):
+            given.setdefault(node.name, []).append(node.value)
+    counters = {name for name, start in starts.items() if isinstance(start, int) and abs(start) < _SMALL
+                and all(_counts(value, name) for value in given.get(name, ()))}
+
+    def unchecked(block: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        return tuple(map(each, block))
+
+    def each(statement: Statement) -> Statement:
+        match statement:
+            case If(condition, then, otherwise):
+                return If(condition, unchecked(then), unchecked(otherwise))
+            case Assign(name, Apply(fn) as value) if name in counters:
+                return Assign(name, replace(value, fn=f"{fn}_small"))
+            case _:
+                return statement
+
+    return replace(method, body=unchecked(method.body))
+
+
+def _counts(value: Part, name: str) -> bool:
+    """Whether it is the field plus or minus a small constant."""
+    match value:
+        case Apply("add" | "sub", (Local(of), Lit(int(step)))):
+            return of == name and abs(step) < _SMALL
+        case _:
+            return False

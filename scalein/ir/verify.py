@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from scalein.dtypes import BOOL, DType, Field, Kind, Schema
+from scalein.dtypes import BOOL, I64, DType, Field, Kind, Schema
 from scalein.errors import InternalError
 from scalein.ir import physical
 from scalein.ir.checks import expect, wrong_keys, wrong_names
@@ -233,9 +233,14 @@ def _wrong_in_kernel_expr(expr: Expr, fields: Fields) -> Iterator[str]:
 
 def _wrong_in_probe(probe: Probe, table: JoinBuild, fields: Fields) -> Iterator[str]:
     known = table.input.schema.by_name
-    yield from (wrong for key in probe.keys for wrong in _wrong_in_kernel_expr(key, fields))
+    yield from (wrong for expr in probe.exprs for wrong in _wrong_in_kernel_expr(expr, fields))
     yield from (wrong for key in table.keys for wrong in _wrong_inside(key, known))
     yield from wrong_keys(probe.how, probe.keys, table.keys, bool(probe.keep))
+    if (probe.times is None) != (not table.time):
+        yield f"join{probe.table} is ordered by {table.time or 'nothing'}, and its probe {probe.times}"
+    elif probe.times is not None:
+        for expr in (probe.times.low_of, probe.times.high_of):
+            yield from expect(partial("the time {}".format, show_expr(expr)), expr.dtype, I64)
     yield from (f"no column {column!r} in join{probe.table}" for _, column in probe.keep
                 if column not in table.columns or column not in known)
 
@@ -263,7 +268,7 @@ def _wrong_in_table(node: WindowAggregate, fields: Fields) -> Iterator[str]:
     table = node.table
     yield from _wrong_keys_of(table, node.keys, fields)
     given = [e for acc in table.accs for e in acc.exprs]
-    for expr in given if table.window is None else [*given, table.window.time]:
+    for expr in given if table.window is None else [*given, *table.window.exprs]:
         yield from _wrong_in_kernel_expr(expr, fields)
     if table.accs[:1] != (Acc(AccKind.ROWS),):
         yield "the first accumulator does not count rows"

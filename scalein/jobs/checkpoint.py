@@ -31,7 +31,7 @@ from typing import IO, TypeVar
 
 from scalein.errors import Damaged, Fenced, NewerFormat, ScaleinError, StoreFailed, here, warn
 from scalein.storage.checked_json import Json, as_int
-from scalein.storage.filesystem import LOCK
+from scalein.storage.filesystem import CHECKPOINT_LOCK, LOCK
 from scalein.storage.local import LocalFileSystem, lock_file, make_directory, sync_path
 from scalein.storage.publish import TEMPORARY, put, seal, unseal
 
@@ -70,7 +70,7 @@ class Checkpoint:
         """Take the directory."""
         with _named("cannot open the checkpoint", self.path):
             make_directory(self.path)
-            self._lock = lock_file(self.path / "lock")
+            self._lock = lock_file(self.path / CHECKPOINT_LOCK)
         if self._lock is None:
             raise StoreFailed("another job is using this checkpoint", at=here(), file=self.path,
                               hint="stop it first, or give another directory")
@@ -151,7 +151,7 @@ class Checkpoint:
                     (self.path / manifest_name(newer)).unlink()
             sync_path(self.path)
 
-    def save_as(self, name: str) -> Path:
+    def save_as(self, name: str) -> Path | str:
         """Keep the newest epoch under a name, for good: files are linked where that can be. No epoch is under way."""
         path, staged = self.path / SAVEPOINTS / name, self.path / SAVEPOINTS / f".{name}"  # no name begins with a dot
         try:
@@ -172,9 +172,7 @@ class Checkpoint:
         return path
 
     def begin_from(self, savepoint: Path) -> None:
-        """Begin with what a savepoint has, unless there is an epoch already."""
-        if self.numbers():
-            return
+        """Begin with what a savepoint has. There is no epoch yet."""
         other = Checkpoint(savepoint)
         if not savepoint.is_dir() or not other.numbers():
             raise StoreFailed("there is no savepoint in this directory", at=here(), file=savepoint)
@@ -184,8 +182,10 @@ class Checkpoint:
                 _link_files(state, self.path / state.name)
             sync_path(self.path)
         found = other.read(other.numbers()[-1])
-        # Output of the other job is the other job's.
-        self.publish(as_int(found["epoch"]), {**found, "job": self.name(), "output": [], "adopted": True})
+        # Output of the other job is the other job's, unless a sink goes on in its place (`Coordinator.open`).
+        before: dict[str, Json] = {"job": found["job"], "output": found["output"]}
+        self.publish(as_int(found["epoch"]),
+                     {**found, "job": self.name(), "output": [], "adopted": True, "predecessor": before})
 
     def numbers(self) -> list[int]:
         with _named("cannot look into the checkpoint", self.path):

@@ -73,15 +73,34 @@ class Coordinator:
         if self._checkpoint is not None:
             self._run = self._checkpoint.begin_run(-1 if epoch is None else self._run)
         folder = None if self._checkpoint is None else self._checkpoint.address
+        inherited = self._inherited(epoch, others)
         for sink in self._sinks.values():
             sink.claim(f"{self._name}-{self._run}", folder)
         for name, sink in self._sinks.items():
-            words = [each[name] for each in outputs if name in each and name not in others]
+            words = inherited.get(name) or [each[name] for each in outputs if name in each and name not in others]
             for earlier in words[:-1]:
                 sink.commit(earlier)
-            # A sink may write below another's folder: neither must take the other's files for its own.
-            job = self._name if name == "out" else f"{self._name}{name}"
-            sink.open(schemas[name], words[-1] if words else None, f"{job}-{self._run}")
+            job = _files_of(self._name, name)
+            if epoch is None and self._checkpoint is not None:
+                sink.check_no_output(job)
+            sink.open(schemas[name], words[-1] if words else None, f"{job}-{self._run:010}")
+
+    def _inherited(self, epoch: dict[str, Json] | None, others: set[str]) -> dict[str, list[Json]]:
+        """Of an epoch that is a savepoint's: what the job of the savepoint had prepared, by sinks that go on writing
+        where it wrote to. They take that over.
+        """
+        before = as_map((epoch or {}).get("predecessor", {}))
+        if not before:
+            return {}
+        assert epoch is not None
+        job, places = as_text(before["job"]), as_map(epoch.get("places", {}))
+        outputs = [as_map(each) for each in as_list(before["output"])]
+        found = {}
+        for name, sink in self._sinks.items():
+            if sink.can_take_over and name not in others and places.get(name) == sink.place:
+                sink.take_over(job, _files_of(job, name))
+                found[name] = [each[name] for each in outputs if each.get(name) is not None]
+        return found
 
     def has_thread(self, thread: threading.Thread) -> bool:
         return thread is self._thread
@@ -177,6 +196,13 @@ class Coordinator:
 
     def close(self) -> None:
         self._publisher.shutdown(wait=True)
+
+
+def _files_of(job: str, role: str) -> str:
+    """What the files of a sink begin with. It may write below another's folder: neither must take the other's files for
+    its own.
+    """
+    return job if role == "out" else f"{job}{role}"
 
 
 _ROWS = {"late": "late rows", "failed": "rows that failed"}

@@ -11,11 +11,11 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scalein.arrow_rows import filtered
 from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.lenient import ERROR, MALFORMED
 from scalein.errors import BadData, ScaleinError
 from scalein.exec.dead_letters import dead_letter, dead_letter_schema
-from scalein.exec.operator import filtered
 from scalein.jobs.source_readers import Reader, SourceBatch
 
 

@@ -2,7 +2,8 @@
 
 When a checkpoint is due (`Coordinator.is_due`), it takes a snapshot at that barrier and continues. Requests (`scale`,
 `snapshot`, `stop`) are served at barriers. User code runs on the job's threads as well: it may make requests, but not
-wait for them. `ROUND_S` is the target duration of a round.
+wait for them. `ROUND_S` is the target duration of a round; one that nothing waits for goes on for up to `LONG_ROUND_S`
+while there are rows at hand, since its end costs a millisecond or two.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -47,6 +48,7 @@ MAX_ROUND_ROWS = 1 << 25
 FIRST_ROUND_ROWS, MIN_ROUND_ROWS = 1 << 21, 1 << 18  # rows of the first round, and least rows of the others
 MORE_ROWS = 1 << 20  # rows added at a time to a round that is faster than expected
 ROUND_S = 0.03  # target duration of a round: requests and checkpoints wait for its end
+LONG_ROUND_S = 0.1
 _WORKER = re.compile(r"scalein-(\d+|udf|pool)")  # names of threads that may be any job's
 MORE_S = 0.5  # longest check for rows that a finished job does not read
 QUIET_S = 0.05  # longest wait for rows before requests are served
@@ -98,8 +100,9 @@ class Driver:
             self._begin(None, self._own_folder)
         else:
             self.checkpoint.open()
-            if self._plan.savepoint is not None:
-                self.checkpoint.begin_from(self._plan.savepoint)
+            if self._plan.savepoint is not None and not self.checkpoint.numbers():
+                with _local_savepoint(self._plan.savepoint) as folder:
+                    self.checkpoint.begin_from(folder)
             self.coordinator = Coordinator(self.checkpoint, self.metrics, self.checkpoint.name())
             folder = self.checkpoint.path
             self.checkpoint.recovered(lambda epoch: self._begin(epoch, folder))
@@ -154,7 +157,7 @@ class Driver:
     def _reported(self, error: BaseException) -> BaseException:
         """What the user sees of an error. Damage that is found while the job runs is there at its next start, too."""
         found = reported(error, self._plan.at)
-        if isinstance(found, Damaged) and isinstance(self._plan.checkpoint, Path) and found.hint is None:
+        if isinstance(found, Damaged) and self._plan.checkpoint is not None and found.hint is None:
             found.add("hint", f"`scalein state {self._plan.checkpoint}` shows the whole epochs, and goes back to one")
         return found
 
@@ -212,7 +215,11 @@ class Driver:
 
     def _more(self, began: float) -> list[SourceBatch]:
         """More rows for a round that is not long yet, unless a request waits for its end."""
-        if self._requests or self._wants_stop is not None or time.monotonic() - began > ROUND_S:
+        took_s = time.monotonic() - began
+        # Changes are emitted at the end of a round, and its tables have not been looked at for their memory before.
+        is_awaited = (self._plan.emit == "changes" or self._plan.options.memory is not None
+                      or self.coordinator.due_in_s <= 0)
+        if self._requests or self._wants_stop is not None or took_s > (ROUND_S if is_awaited else LONG_ROUND_S):
             return []
         return self.readers.take_more(MORE_ROWS)
 
@@ -277,10 +284,10 @@ class Driver:
 
         self.ask(change)
 
-    def snapshot(self, name: str | None) -> Path | None:
+    def snapshot(self, name: str | None) -> Path | str | None:
         """Take a checkpoint at the next barrier and wait for it; with a name, the folder of a savepoint of it."""
         failed: list[ScaleinError] = []
-        folders: list[Path] = []
+        folders: list[Path | str] = []
 
         def take() -> None:
             self.begin_epoch()
@@ -353,6 +360,19 @@ def _checkpoint(given: Path | Location) -> Checkpoint:
     from scalein.jobs.remote_checkpoint import RemoteCheckpoint  # few jobs need it
 
     return RemoteCheckpoint(given)
+
+
+@contextmanager
+def _local_savepoint(given: Path | Location) -> Iterator[Path]:
+    """The folder of a savepoint; that of a remote one is a copy."""
+    if isinstance(given, Path):
+        yield given
+        return
+    from scalein.jobs.remote_checkpoint import fetch_savepoint  # few jobs need it
+
+    with tempfile.TemporaryDirectory(prefix="scalein-savepoint-") as folder:
+        fetch_savepoint(given, Path(folder))
+        yield Path(folder)
 
 
 def _own_folder() -> Path:

@@ -57,11 +57,13 @@ class Job:
                               hint="start(workers=...) again with the same checkpoint")
         self._driver.scale(options.workers)
 
-    def snapshot(self, name: str | None = None) -> Path | None:
+    def snapshot(self, name: str | None = None) -> Path | str | None:
         """Take a checkpoint now, and wait until it is whole. That of a job that has ended well is.
 
         With a name it is a savepoint: a directory that stays for good, to begin others from
-        (`start(checkpoint="new/", savepoint=job.snapshot("before the change"))`).
+        (`start(checkpoint="new/", savepoint=job.snapshot("before the change"))`). That of a checkpoint on another file
+        system is there, and this gives its address. Once this job has been stopped, one that begins from its savepoint
+        may write to the same folders: results after the savepoint are replaced.
         """
         if name is not None and (self._driver.checkpoint is None or not _PLAIN.fullmatch(name)):
             raise BadArgument("a savepoint needs a plain name, and the job a checkpoint", at=here(), found=repr(name))
@@ -155,7 +157,8 @@ class Job:
         time          `watermark`, in units of the time column; `watermark_time`, the same as text; `lag_s` and `lag`,
                       how far it is behind the clock; `latency_s`, from the arrival of a row to the end of the round
                       that processed it, by percentile; `busy_s` and `wait_s`, in rounds and between them
-        state         `state_bytes`, in memory; `workers`; `rescales`, each with its `workers`, the time `at` which it
+        state         `state_bytes`, in memory; `peak_state_rows`, the most rows that joins of streams have retained in
+                      this run; `workers`; `rescales`, each with its `workers`, the time `at` which it
                       was, how long it paused the job (`pause_s`), and `state_bytes_moved`, which is 0: workers share
                       the state
         `stages`      each step's `rows_in`, `rows_out` and `busy_s` in this run; of each of its `workers` the `rows`,

@@ -6,6 +6,7 @@ results of windows that it closes pass the operators downstream.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,13 +24,14 @@ from scalein.errors import BadArgument, SourceLoc
 from scalein.exec import fragments as cutting
 from scalein.exec.changelog import check as check_changes
 from scalein.exec.compatibility import check_emit, described, signature
-from scalein.exec.event_time import extent, extents
+from scalein.exec.event_time import extent, extents, least
 from scalein.exec.evolution import folder_name, remove_unnamed, resume, states_by_folder
 from scalein.exec.fragments import Fragment, SourceEdge
 from scalein.exec.operator import Context, Morsel, Operator, SnapshotFuture, open_operator
 from scalein.exec.operator_metrics import OperatorMetrics
 from scalein.exec.rounds import Node, Result, Rounds, Timeline
 from scalein.exec.scan_predicates import row_groups_skipped
+from scalein.exec.stream_join import StreamJoin
 from scalein.exec.window_aggregate import BufferedAggregate
 from scalein.ir import ops
 from scalein.ir.exprs import type_of
@@ -102,7 +104,7 @@ class JobGraph:
                 operator = open_operator(fragment, context, found.state, self._emit_of(fragment))
                 name = "rows" if fragment.state is None else type(fragment.state).__name__.lower()
                 nodes[id(fragment)] = Node(operator, OperatorMetrics(name), timelines[id(fragment)],
-                                           fragment.window is not None, outputs=fragment.outputs)
+                                           fragment.is_timed, outputs=fragment.outputs)
                 if isinstance(operator, BufferedAggregate) and fragment.window is None and not self.is_bounded:
                     raise BadArgument("aggregates as large as their input have no result over an endless source",
                                       at=self._at, step="group_by", hint="group by a window of time as well")
@@ -207,7 +209,10 @@ class JobGraph:
         waiting = [first for edge in self._edges for first in edge.firsts]
         while waiting:
             fragment = waiting.pop(0)
-            if fragment.window is None:
+            if isinstance(fragment.state, ops.BufferedJoin) and fragment.is_timed:
+                raise BadArgument("late rows of a join have the columns of one side or of the other, and late= takes "
+                                  "one sink", at=self._at, step="join", hint='late="drop", or "error"')
+            if not fragment.is_timed:
                 waiting += fragment.consumers
             elif fragment.before.schema not in found:
                 found.append(fragment.before.schema)
@@ -224,7 +229,7 @@ class JobGraph:
         numbers = [self._fragments.index(first) for first in edge.firsts]
         nodes = [self._rounds.nodes[number] for number in numbers]
         needed = [name for node in nodes for name in node.operator.reads]
-        is_timed = any(fragment.window is not None for fragment in cutting.fragments([edge]))
+        is_timed = any(fragment.is_timed for fragment in cutting.fragments([edge]))
         found = source_input_of(edge, needed, self._context[numbers[0]], known, nodes, is_timed)
         found.timeline.clocks += found.clocks.values()
         return found
@@ -240,9 +245,7 @@ class JobGraph:
         if self._dead_letters is not None:
             self._dead_letters.begin_round()
         is_one = len(self._inputs) == 1
-        sources = [(self._inputs[0], deliveries)] if is_one else [
-            (source, list(each)) for source, each in groupby(deliveries, key=self._input_of)]  # fmt: skip
-        for source, some in sources:
+        for source, some in [(self._inputs[0], deliveries)] if is_one else self._turns(deliveries):
             mark = source.edge.watermark
             if mark is not None and source.times is None and len(source.nodes) == 1 and self._rounds.speculate(
                     source.nodes[0], mark.column, source.clocks, some, more if is_one else lambda: []):
@@ -251,6 +254,23 @@ class JobGraph:
                 continue
             yield from self._rounds.run(source.nodes, self._morsels(source, some))
         yield from self.advance()
+
+    def _turns(self, deliveries: list[SourceBatch]) -> Iterator[tuple[SourceInput, list[SourceBatch]]]:
+        """The batches of several sources, in the order of arrival. Where streams are joined, the source whose event
+        time is behind comes first, so that rows of the other need not wait for it longer than they must.
+        """
+        if not any(isinstance(step, StreamJoin) for step in self.steps):
+            yield from ((source, list(each)) for source, each in groupby(deliveries, key=self._input_of))
+            return
+        waiting: dict[SourceInput, deque[SourceBatch]] = {}
+        for delivery in deliveries:
+            waiting.setdefault(self._input_of(delivery), deque()).append(delivery)
+        while waiting:
+            marks = {source: least(list(source.clocks.values())) for source in waiting}
+            source = min(waiting, key=lambda each: -math.inf if marks[each] is None else marks[each] or 0)
+            yield source, [waiting[source].popleft()]
+            if not waiting[source]:
+                del waiting[source]
 
     def advance(self) -> Iterator[Result]:
         """Results of windows that the watermark has closed, as they are asked for."""
@@ -393,6 +413,11 @@ class JobGraph:
     def row_groups_skipped(self) -> int:
         """Row groups of Parquet that had nothing the flow keeps."""
         return row_groups_skipped(*self._roots) - self._skipped_before
+
+    @property
+    def peak_state_rows(self) -> int:
+        """The most rows that each join of streams has retained in this run, added up."""
+        return sum(step.peak_state_rows for step in self.steps if isinstance(step, StreamJoin))
 
     @property
     def state_bytes(self) -> int:

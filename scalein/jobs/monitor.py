@@ -41,6 +41,7 @@ def figures(metrics: Metrics, graph: JobGraph, workers: int) -> dict[str, object
         "watermark_time": None if watermark is None or dtype is None else shown(watermark, dtype),
         "lag_s": graph.lag_s, "lag": None if graph.lag_s is None else format_seconds(graph.lag_s),
         "state_bytes": graph.state_bytes,
+        "peak_state_rows": graph.peak_state_rows,
         "busy_s": round(metrics.busy_s, 3), "wait_s": round(metrics.wait_s, 3),
         "latency_s": {f"p{share * 100:g}": metrics.latency.percentile(share) for share in (0.5, 0.99, 0.999)},
         "outputs": [{"sink": place, "run_rows_out": rows} for place, rows in metrics.outputs],

@@ -1,4 +1,4 @@
-"""RemoteCheckpoint: the epochs of a job on any file system that pyarrow supports.
+"""RemoteCheckpoint: the epochs and savepoints of a job on any file system that pyarrow supports.
 
 State is on the local disk, in a working folder that is a checkpoint itself (`checkpoint.py`). When an epoch is complete
 there, its new files are put to the remote folder, then an entry that names all of its files: that is the commit point.
@@ -9,6 +9,7 @@ The thread that publishes epochs does so, beside the job. A start downloads the 
     <remote>/epochs/<run>-<epoch>.json                an entry: the manifest, and the remote name and size of each file
     <remote>/files/<run>-<folder>-<file>              a file of state: written once, under a name that is never reused
     <remote>/committed                                the checksum of the newest manifest whose output is known visible
+    <remote>/savepoints/<name>/                       a folder of this form, with one entry and copies of its files
 
 A run claims the checkpoint before it reads the newest entry, and publishes that again under its own number before it
 removes or writes anything: what an earlier run that still works publishes later is never the newest. Such a run notices
@@ -26,8 +27,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalein.errors import BadArgument, Damaged, Fenced, ScaleinError, StoreFailed, here, warn
-from scalein.jobs.checkpoint import FORMAT, RETAINED_EPOCHS, Checkpoint, Opened, check_of, manifest_name
+import pyarrow as pa
+
+from scalein.errors import Damaged, Fenced, ScaleinError, StoreFailed, here, warn
+from scalein.jobs.checkpoint import FORMAT, RETAINED_EPOCHS, SAVEPOINTS, Checkpoint, Opened, check_of, manifest_name
 from scalein.jobs.epochs import files_of_epoch
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.object_store import Location
@@ -59,6 +62,73 @@ class Entry:
     files: dict[str, RemoteFile]
 
 
+class RemoteEpochs:
+    """The entries of a remote folder, and local copies of their files, for whoever reads them."""
+
+    def __init__(self, location: Location, path: Path) -> None:
+        self.location, self.path = location, path
+        self.files: dict[str, RemoteFile] = {}  # that were copied, by their local names
+
+    def names(self) -> list[str]:
+        """Entries, newest first: that of a later run is newer."""
+        return sorted((name for name in self.location.names(EPOCHS) if _ENTRY.fullmatch(name)), reverse=True)
+
+    def fetch(self, name: str) -> Entry:
+        """Copy an epoch: its manifest and all that this names."""
+        entry = self.read(name)
+        for local, file in entry.files.items():
+            self._download(local, file)
+        (self.path / manifest_name(entry.number)).write_bytes(seal(entry.content))
+        return entry
+
+    def read(self, name: str) -> Entry:
+        number, file = number_of(name), self.location.uri_of(f"{EPOCHS}/{name}")
+        try:
+            content = unseal(self.location.read(f"{EPOCHS}/{name}"))
+            files = {}
+            for local, about in as_map(content.pop("remote_files")).items():
+                remote, size = as_text(as_list(about)[0]), as_int(as_list(about)[1])
+                if not _LOCAL.fullmatch(local) or not _REMOTE.fullmatch(remote):
+                    raise ValueError(f"a file {local!r:.100} in {remote!r:.100}")
+                files[local] = RemoteFile(remote, size)
+            if content.get("epoch") != number:
+                raise ValueError("it is not what its name says")
+        except (ValueError, KeyError, IndexError) as error:
+            raise Damaged("an epoch's entry cannot be read", file=file, found=repr(error)) from error
+        except FileNotFoundError as error:
+            raise Damaged("an epoch's entry is gone", file=file) from error
+        return Entry(name, number, content, files)
+
+    def _download(self, local: str, file: RemoteFile) -> None:
+        path, name = self.path / local, f"{FILES}/{file.name}"
+        if local in self.files:  # of a newer epoch
+            if self.files[local] != file:
+                raise Damaged("two epochs have different files of one name", file=self.location.uri_of(name))
+            return
+        path.parent.mkdir(exist_ok=True)
+        size = 0
+        try:
+            with open(path, "wb") as target, self.location.files.open_input_stream(self.location.path(name)) as source:
+                while block := source.read(BLOCK_BYTES):
+                    size += target.write(block)
+        except FileNotFoundError as error:
+            raise Damaged("a file of the checkpoint is missing", file=self.location.uri_of(name)) from error
+        except OSError as error:
+            raise StoreFailed("cannot read the checkpoint", file=self.location.uri_of(name), found=error) from error
+        if size != file.size:
+            raise Damaged("a file of the checkpoint is not as long as it was", file=self.location.uri_of(name))
+        self.files[local] = file
+
+
+def number_of(name: str) -> int:
+    """The epoch of an entry.
+
+    >>> number_of("0000000002-0000000007.json")
+    7
+    """
+    return int(name[11:21])
+
+
 class RemoteCheckpoint(Checkpoint):
     """Epochs in a remote folder, through a working folder that is removed at the end."""
 
@@ -68,7 +138,7 @@ class RemoteCheckpoint(Checkpoint):
         self._own = 0  # number of this run
         self._claim = ""
         self._entries: list[Entry] = []  # that are retained, oldest first
-        self._files: dict[str, RemoteFile] = {}  # that were put, by their local names
+        self._reader = RemoteEpochs(location, self.path)
 
     @property
     def address(self) -> str:
@@ -112,67 +182,22 @@ class RemoteCheckpoint(Checkpoint):
 
     def _fetch(self) -> None:
         """Copy the last epochs into the working folder; one that lacks a file is left out."""
-        names = sorted((name for name in self._remote.names(EPOCHS) if _ENTRY.fullmatch(name)), reverse=True)
+        names = self._reader.names()
         found: list[Entry] = []
         damaged: ScaleinError | None = None
         for name in names:
-            number = int(name[11:21])
-            if len(found) == RETAINED_EPOCHS or (found and number >= found[-1].number):
+            if len(found) == RETAINED_EPOCHS or (found and number_of(name) >= found[-1].number):
                 continue  # of a run that went on beside a later one, or published again by that
             try:
-                entry = self._read_entry(name, number)
-                for local, file in entry.files.items():
-                    self._download(local, file)
+                found.append(self._reader.fetch(name))
             except Damaged as error:
                 damaged = damaged or error
-                continue
-            manifest = self.path / manifest_name(number)
-            manifest.write_bytes(seal(entry.content))
-            found.append(entry)
         if damaged is not None:
             if not found:
                 raise damaged
             if found[0].name != names[0]:
                 warn(f"the newest checkpoint is damaged, going back to epoch {found[0].number}: {damaged}")
         self._entries = found[::-1]
-
-    def _read_entry(self, name: str, number: int) -> Entry:
-        file = self._remote.uri_of(f"{EPOCHS}/{name}")
-        try:
-            content = unseal(self._remote.read(f"{EPOCHS}/{name}"))
-            files = {}
-            for local, about in as_map(content.pop("remote_files")).items():
-                remote, size = as_text(as_list(about)[0]), as_int(as_list(about)[1])
-                if not _LOCAL.fullmatch(local) or not _REMOTE.fullmatch(remote):
-                    raise ValueError(f"a file {local!r:.100} in {remote!r:.100}")
-                files[local] = RemoteFile(remote, size)
-            if content.get("epoch") != number:
-                raise ValueError("it is not what its name says")
-        except (ValueError, KeyError, IndexError) as error:
-            raise Damaged("an epoch's entry cannot be read", file=file, found=repr(error)) from error
-        except FileNotFoundError as error:
-            raise Damaged("an epoch's entry is gone", file=file) from error
-        return Entry(name, number, content, files)
-
-    def _download(self, local: str, file: RemoteFile) -> None:
-        path, name = self.path / local, f"{FILES}/{file.name}"
-        if local in self._files:  # of a newer epoch
-            if self._files[local] != file:
-                raise Damaged("two epochs have different files of one name", file=self._remote.uri_of(name))
-            return
-        path.parent.mkdir(exist_ok=True)
-        size = 0
-        try:
-            with open(path, "wb") as target, self._remote.files.open_input_stream(self._remote.path(name)) as source:
-                while block := source.read(BLOCK_BYTES):
-                    size += target.write(block)
-        except FileNotFoundError as error:
-            raise Damaged("a file of the checkpoint is missing", file=self._remote.uri_of(name)) from error
-        except OSError as error:
-            raise StoreFailed("cannot read the checkpoint", file=self._remote.uri_of(name), found=error) from error
-        if size != file.size:
-            raise Damaged("a file of the checkpoint is not as long as it was", file=self._remote.uri_of(name))
-        self._files[local] = file
 
     def recovered(self, attempt: Callable[[dict[str, Json] | None], Opened]) -> Opened:
         found = super().recovered(attempt)
@@ -199,9 +224,9 @@ class RemoteCheckpoint(Checkpoint):
         try:
             files = {}
             for local in files_of_epoch(self.path, content):
-                if local not in self._files:
-                    self._files[local] = self._upload(local)
-                files[local] = self._files[local]
+                if local not in self._reader.files:
+                    self._reader.files[local] = self._upload(local)
+                files[local] = self._reader.files[local]
             self._put_entry(epoch, {**content, "format": FORMAT, "epoch": epoch}, files)
             self._retain()
         except OSError as error:
@@ -209,19 +234,18 @@ class RemoteCheckpoint(Checkpoint):
                               hint="the last one is whole") from error
         return kept
 
-    def _upload(self, local: str) -> RemoteFile:
-        name = f"{self._own:010}-{local.replace('/', '-')}"
+    def _upload(self, local: str, name: str = "") -> RemoteFile:
+        own = f"{self._own:010}-{local.replace('/', '-')}"
         size = 0
-        with open(self.path / local, "rb") as source, self._remote.create(f"{FILES}/{name}") as target:
+        with open(self.path / local, "rb") as source, self._remote.create(name or f"{FILES}/{own}") as target:
             while block := source.read(BLOCK_BYTES):
                 size += target.write(block)
-        return RemoteFile(name, size)
+        return RemoteFile(own, size)
 
     def _put_entry(self, number: int, content: dict[str, Json], files: dict[str, RemoteFile]) -> None:
         name = f"{self._own:010}-{number:010}.json"
         self._check_claim()
-        named: dict[str, Json] = {local: [file.name, file.size] for local, file in files.items()}
-        self._remote.put(f"{EPOCHS}/{name}", seal({**content, "remote_files": named}))
+        self._remote.put(f"{EPOCHS}/{name}", seal(_with_files(content, files)))
         self._check_claim()
         self._entries = [entry for entry in self._entries if entry.name != name]
         self._entries.append(Entry(name, number, content, files))
@@ -235,7 +259,7 @@ class RemoteCheckpoint(Checkpoint):
                 self._remote.remove(f"{EPOCHS}/{entry.name}")
             for file in {file.name for entry in gone for file in entry.files.values()} - named:
                 self._remote.remove(f"{FILES}/{file}")
-        self._files = {local: file for local, file in self._files.items() if file.name in named}
+        self._reader.files = {local: file for local, file in self._reader.files.items() if file.name in named}
 
     def note_committed(self, epoch: int) -> None:
         with suppress(OSError, StoreFailed):
@@ -246,9 +270,42 @@ class RemoteCheckpoint(Checkpoint):
             return self._remote.read("committed") == check_of(self.path / manifest_name(epoch))
         return False
 
-    def save_as(self, name: str) -> Path:
-        raise BadArgument("a savepoint needs a checkpoint in a local directory", at=here(), found=self.address)
+    def save_as(self, name: str) -> str:
+        """Copy the newest epoch, for good: its entry is put last."""
+        entry, folder = self._entries[-1], f"{SAVEPOINTS}/{name}"
+        try:
+            if self._remote.names(f"{folder}/{EPOCHS}"):
+                raise StoreFailed("cannot keep a savepoint", at=here(), file=self._remote.uri_of(folder),
+                                  hint="names of savepoints are used once")
+            self._remote.create_folders(f"{folder}/{EPOCHS}", f"{folder}/{FILES}")
+            for local, file in entry.files.items():
+                self._copy(local, f"{FILES}/{file.name}", f"{folder}/{FILES}/{file.name}")
+            self._remote.put(f"{folder}/{EPOCHS}/{entry.name}", seal(_with_files(entry.content, entry.files)))
+        except OSError as error:
+            raise StoreFailed("cannot keep a savepoint", at=here(), file=self._remote.uri_of(folder),
+                              found=error) from error
+        return self._remote.uri_of(folder)
+
+    def _copy(self, local: str, source: str, target: str) -> None:
+        """A file of the remote folder under a second name: by the file system, where it can."""
+        try:
+            self._remote.files.copy_file(self._remote.path(source), self._remote.path(target))
+        except (pa.ArrowNotImplementedError, NotImplementedError):
+            self._upload(local, target)
 
     def close(self) -> None:
         super().close()
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _with_files(content: dict[str, Json], files: dict[str, RemoteFile]) -> dict[str, Json]:
+    named: dict[str, Json] = {local: [file.name, file.size] for local, file in files.items()}
+    return {**content, "remote_files": named}
+
+
+def fetch_savepoint(location: Location, into: Path) -> None:
+    """Copy the newest epoch of a remote folder, a checkpoint or a savepoint, into a local one."""
+    epochs = RemoteEpochs(location, into)
+    if not (names := epochs.names()):
+        raise StoreFailed("there is no savepoint in this directory", at=here(), file=location)
+    epochs.fetch(names[0])

@@ -213,8 +213,13 @@ class SourceReaders:
 
     def _read(self, reader: Reader) -> None:
         error: BaseException | None = None
+        size = 0  # read since Arrow gave what it had freed back to the system
         try:
             for delivery in reader.deliveries():
+                size += delivery.size
+                if self._is_tight and size > reader.most_bytes:
+                    pa.default_memory_pool().release_unused()
+                    size = 0
                 with self._changed:
                     while not reader.is_ended and reader.is_full:
                         self._changed.wait()

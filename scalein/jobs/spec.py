@@ -19,12 +19,13 @@ MAX_QUEUED = 1 << 29  # bytes of batches read ahead; more would not make anythin
 class Shares:
     """How a job divides its memory, in bytes; None is no limit.
 
-    - `queues`, a quarter: source batches that are read ahead;
+    - `queues`, an eighth: source batches that are read ahead;
     - `spare`, an eighth: memory maps pooled for reuse;
+    - an eighth: the intermediate results of a batch;
     - `kept`, the rest, in equal shares: the state of each operator, plus a third of that for an aggregation's tables.
 
-    Not included: static tables, the intermediate results of a batch, and windows that are being closed (at most a
-    quarter of an operator's share, see `close_batches.py`).
+    Not included: static tables, and windows that are being closed (at most a quarter of an operator's share, see
+    `close_batches.py`).
     """
 
     queues: int | None
@@ -36,12 +37,12 @@ class Shares:
         """For so many steps that group, and others that keep something.
 
         >>> Shares.of(1_000, 1, 0), Shares.of(1_000, 1, 1)
-        (Shares(queues=250, kept=468, spare=125), Shares(queues=250, kept=267, spare=125))
+        (Shares(queues=125, kept=468, spare=125), Shares(queues=125, kept=267, spare=125))
         """
         if memory is None:
             return Shares(None, None)
-        queues, spare = min(memory // 4, MAX_QUEUED), memory // 8
-        rest = memory - queues - spare
+        queues, spare, results = min(memory // 8, MAX_QUEUED), memory // 8, memory // 8
+        rest = memory - queues - spare - results
         return Shares(queues, max(1, 3 * rest // max(3, 4 * groups + 3 * others)), spare)
 
 
@@ -62,7 +63,7 @@ class JobSpec:
     options: Options
     side_sinks: dict[str, Sink]  # perhaps late and failed
     checkpoint: Path | Location | None  # a folder, or one that is not on the local file system
-    savepoint: Path | None
+    savepoint: Path | Location | None
     bootstrap: ops.Op | None
     every_s: float
     emit: str
@@ -78,4 +79,4 @@ class JobSpec:
     def memory(self) -> Shares:
         steps = {id(op): op for output in self.outputs for op in walk_ops(output.op)}.values()
         return Shares.of(self.options.memory, sum(isinstance(op, ops.Aggregate) for op in steps),
-                         sum(isinstance(op, ops.Distinct) or op.is_blocking for op in steps))
+                         sum(isinstance(op, ops.Distinct | ops.Over | ops.Process) or op.is_blocking for op in steps))

@@ -130,6 +130,7 @@ class Collector:
                                        found="more than 2 GiB",
                                        hint="shorten the strings with .str.slice, or drop them")
                 self._text = min(4 * self._text, MAX_TEXT_BYTES)
+                self._rows = min(self._most, 4 * self._rows)  # one row of a process may yield many
             self._new_chunk()
 
     def finish(self) -> list[pa.Array]:

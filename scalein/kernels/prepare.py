@@ -25,6 +25,7 @@ from scalein.ir.stages import (
     Group,
     Partition,
     Probe,
+    Process,
     Read,
     Sink,
     Stage,
@@ -189,7 +190,8 @@ class Prepared:
             return step
         built = self.joins[step.table]
         codes = tuple((code_name(step.table, column), column) for _, column in step.keep if built.is_coded(column))
-        return replace(step, codes=codes, direct=built.direct, unique=built.unique, dense=built.dense,
+        is_one = built.unique or (step.times is not None and step.times.pick != "all")
+        return replace(step, codes=codes, direct=built.direct, unique=is_one, dense=built.dense,
                        payload=built.payload, build=built.build)
 
     def compile(self) -> Compiled:
@@ -326,6 +328,8 @@ def _sink_exprs(sink: Sink) -> Iterable[Expr]:
             return [item.expr for item in items]
         case Group(table, keys):
             return [*keys, *table_exprs(table)]
+        case Process():
+            return [*sink.keys, *sink.args, *(() if sink.time is None else (sink.time,))]
         case Partition():
             return [*sink.keys, *(item.expr for item in sink.items)]
         case _ if isinstance(sink, FLOW_SINKS):
@@ -350,7 +354,7 @@ def table_args(table: Table) -> list[tuple[Expr, bool]]:
     """The same, and whether a dictionary's code can stand for its text: to distinguish values, it can."""
     exprs = [(e, acc.kind is AccKind.DISTINCT and type_of(e).is_string)
              for acc in table.accs for e in acc.exprs]
-    return [*exprs, (table.window.time, False)] if table.window is not None else exprs
+    return [*exprs, *((e, False) for e in table.window.exprs)] if table.window is not None else exprs
 
 
 def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser,
@@ -361,7 +365,7 @@ def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser,
     without nulls, and no count of values for columns without nulls.
     """
     new_keys = tuple(special.key(key) for key in keys)
-    window = None if table.window is None else replace(table.window, time=special.expr(table.window.time))
+    window = None if table.window is None else table.window.over(special.expr)
     accs: dict[Acc, int] = {}  # with their numbers
     numbers: list[int] = []
     for acc in table.accs:
@@ -373,7 +377,8 @@ def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser,
             acc = Acc(AccKind.ROWS)
         numbers.append(accs.setdefault(acc, len(accs)))
     grouped = bool(new_keys) or window is not None
-    outputs = tuple(_output(o, tuple(numbers[n] for n in o.accs), grouped) for o in table.outputs)
+    outputs = tuple(_output(o, tuple(numbers[n] for n in o.accs), table.accs[o.accs[0]].kind, grouped)
+                    for o in table.outputs)
     keyed = with_keys(table, new_keys, nullable)
     return replace(keyed, accs=tuple(accs), window=window, outputs=outputs), new_keys
 
@@ -386,10 +391,10 @@ def with_keys(table: Table, keys: tuple[Expr, ...], nullable: bool) -> Table:
         for k, e in zip(table.keys, keys, strict=True)))
 
 
-def _output(output: Output, accs: tuple[int, ...], grouped: bool) -> Output:
+def _output(output: Output, accs: tuple[int, ...], kind: AccKind, grouped: bool) -> Output:
     """Row counts decide whether there is a value; a group that exists has at least one row."""
     if grouped and len(accs) == 2 and accs[1] == 0:
         if output.fn == "mean":
             return replace(output, accs=accs, nullable=False)
-        return replace(output, accs=accs[:1], nullable=False)
+        return replace(output, accs=accs[:1], nullable=output.nullable and kind is AccKind.EXPR)
     return replace(output, accs=accs)

@@ -69,6 +69,9 @@ class Specialiser:
     def _probe(self, probe: Probe) -> Probe:
         """Matches of a dictionary column are looked up once for each of its values."""
         key = probe.keys[0]
+        if probe.times is not None:
+            times = replace(probe.times, low_of=self.expr(probe.times.low_of), high_of=self.expr(probe.times.high_of))
+            probe = replace(probe, times=times)
         if len(probe.keys) > 1 or not isinstance(key, Col) or key.name not in self.coded:
             return replace(probe, keys=tuple(self.expr(k) for k in probe.keys))
         via = self.coded[key.name]
@@ -187,7 +190,7 @@ def needed(steps: Sequence[Step], exprs: Iterable[Expr]) -> set[str]:
                 names = hidden.union(*(columns(given[n]) for n in names if n in given))
             case Probe():
                 names -= {name for name, _ in (*step.keep, *step.codes)}
-                names = names.union(*map(columns, step.keys))
+                names = names.union(*map(columns, step.exprs))
             case DedupStep():
                 names = names.union(*map(columns, step.keys))
     return names

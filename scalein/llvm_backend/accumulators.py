@@ -18,6 +18,7 @@ from scalein.dtypes import F64 as DOUBLE
 from scalein.dtypes import DType
 from scalein.ir.exprs import type_of
 from scalein.ir.tables import COMOMENTS, Acc, AccKind, Output, Table, sum_bytes
+from scalein.llvm_backend import expr_accumulators
 from scalein.llvm_backend.cells import Data, Place, ordering, read_cell, write_cell
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
@@ -36,6 +37,9 @@ def update(code: Code, number: int, acc: Acc, place: Place, row: Row, env: Env,
         return
     if acc.kind is AccKind.CHAIN:
         _append(f, name, place, ordinal())
+        return
+    if acc.kind is AccKind.EXPR:
+        expr_accumulators.update(code, number, acc, place, row, env)
         return
     assert acc.arg is not None
     value = lower_expr(code, acc.arg, env, row)
@@ -157,6 +161,8 @@ def merge(code: Code, number: int, acc: Acc, place: Place, other: Place) -> None
             data = read_cell(f, other(f"{name}.value"), dtype)
             ok = b.icmp_unsigned("!=", b.load(other(f"{name}.ok"), typ=I8), const(0, I8))
             _take(code, name, place, wins, this, data, ok)
+        case AccKind.EXPR:
+            expr_accumulators.merge(code, number, acc, place, other)
         case AccKind.CHAIN:
             raise AssertionError("chains are never merged")
 
@@ -174,6 +180,8 @@ def finish(code: Code, table: Table, output: Output, place: Place) -> Value:
         """Whether any value was counted; an accumulator of its own says so where nulls are possible."""
         return None if len(output.accs) < 2 else b.icmp_signed(">", count(1), const(0))
 
+    if acc.kind is AccKind.EXPR and not output.part:
+        return expr_accumulators.finish(code, name, acc, place, seen())
     match output.fn:
         case "count" | "count_valid" | "n_unique":
             return Value(b.load(place(name), typ=I64))
@@ -206,7 +214,7 @@ def finish(code: Code, table: Table, output: Output, place: Place) -> Value:
                 total = b.load(place(name), typ=sum_type(acc.dtype), align=8)
                 real = decimals.over_power(f, decimals.to_float(f, total), acc.dtype.scale)
             elif acc.kind is AccKind.ISUM:
-                real = _as_float(f, *_halves(f, place(name)), acc.dtype.is_signed)
+                real = as_float(f, *_halves(f, place(name)), acc.dtype.is_signed)
             else:
                 real = b.load(place(name), typ=F64)
             n = count(1)
@@ -247,6 +255,8 @@ def _raw(code: Code, acc: Acc, name: str, output: Output, place: Place) -> Value
             return Value(from_memory(f, b.load(place(name), typ=memory_type(acc.dtype)), acc.dtype))
         case AccKind.MOMENTS | AccKind.COMOMENTS:
             return Value(b.load(place(f"{name}.{output.part}"), typ=F64))
+        case AccKind.EXPR:
+            return expr_accumulators.read_slot(f, place, f"{name}.{output.part}", dict(acc.expr.parts)[output.part])
         case AccKind.FIRST | AccKind.LAST | AccKind.ARG_MIN | AccKind.ARG_MAX:
             row = b.load(place(f"{name}.row"), typ=I64)
             if output.part == "row":
@@ -275,7 +285,7 @@ def _halves(f: Fn, place: ir.Value) -> tuple[ir.Value, ir.Value]:
     return f.b.load(place, typ=I64), f.b.load(f.byte_at(place, 8), typ=I64)
 
 
-def _as_float(f: Fn, low: ir.Value, high: ir.Value, signed: bool) -> ir.Value:
+def as_float(f: Fn, low: ir.Value, high: ir.Value, signed: bool) -> ir.Value:
     """A 128-bit sum as a float. One that fits 64 bits is rounded once; beyond that, parts are added."""
     b = f.b
     to_float = b.sitofp if signed else b.uitofp

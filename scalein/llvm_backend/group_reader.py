@@ -16,9 +16,11 @@ from scalein.ir.exprs import type_of
 from scalein.ir.internal_names import internal
 from scalein.ir.stages import FromPartials, FromTable, Read, side_column
 from scalein.ir.tables import Output, Slicing
+from scalein.ir.windows import Session
 from scalein.llvm_backend import accumulators
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I8, I64, PTR, const
+from scalein.llvm_backend.functions.arithmetic import floor_divide
 from scalein.llvm_backend.hash_index import place_in
 from scalein.llvm_backend.readers import field_value
 from scalein.llvm_backend.values import Binding, Env, Row, Value, register_type
@@ -33,6 +35,8 @@ def table_env(code: Code, reader: FromTable, start: ir.Value) -> Env:
     def record(row: Row) -> ir.Value:
         f = code.f
         number = f.b.add(start, row.offset("in"))
+        if reader.picked:
+            number = f.load(f.slot("picked", PTR), number, I64)
         return f.byte_at(f.slot("source", PTR), f.b.mul(number, const(layout.size)))
 
     env: dict[str, Binding] = {}
@@ -97,13 +101,23 @@ def _key(code: Code, reader: FromTable, read: Read, name: str, record: Callable[
 def _window(code: Code, reader: FromTable, record: Callable[[Row], ir.Value], is_end: bool, row: Row) -> Value:
     f, table = code.f, reader.table
     assert table.window is not None
+    if isinstance(table.window, Session):
+        name, gap = ("last", table.window.gap) if is_end else ("first", 0)
+        moment = f.b.add(f.b.load(f.byte_at(record(row), table.layout.offset(name)), typ=I64), const(gap))
+        typ = register_type(type_of(table.window.time))
+        return Value(moment if typ == I64 else f.b.trunc(moment, typ))
     if table.slicing is Slicing.RING:
         first = f.slot("window.first")
     else:
         first = f.b.load(f.byte_at(record(row), table.layout.offset("slice")), typ=I64)
+    if table.window.cumulates:  # its last slice
+        slices = table.window_slices
+        first = f.b.add(first, const(1)) if is_end else f.b.mul(floor_divide(f, first, slices), const(slices))
+    elif is_end:
+        first = f.b.add(first, const(table.window_slices))
     moment = f.b.mul(first, const(table.slice_size))
-    if is_end:
-        moment = f.b.add(moment, const(table.window_slices * table.slice_size))
+    if table.window.offset:
+        moment = f.b.add(moment, const(table.window.offset))
     typ = register_type(type_of(table.window.time))
     return Value(moment if typ == I64 else f.b.trunc(moment, typ))
 

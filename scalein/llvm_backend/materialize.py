@@ -32,6 +32,7 @@ from scalein.ir.stages import (
     GroupMode,
     Partition,
     Probe,
+    Process,
     ProjectStep,
     Sink,
     Stage,
@@ -160,7 +161,8 @@ def _shared(stage: Stage) -> set[tuple[int, str]]:
             case Probe() | DedupStep():
                 # A probe by hash hashes the keys first, then asks for nulls.
                 is_twice = isinstance(step, Probe) and step.build is not None
-                read(set().union(*map(columns, step.keys)), [at, (at, "nulls")] if is_twice else [at])
+                exprs = step.exprs if isinstance(step, Probe) else step.keys
+                read(set().union(*map(columns, exprs)), [at, (at, "nulls")] if is_twice else [at])
             case ProjectStep(items):
                 after, loops = loops, {}
                 for item in items:
@@ -247,6 +249,8 @@ def _loops(sink: Sink) -> list[Sequence[Expr]]:
         case Collect(items):
             # What has no fixed size is measured first.
             return [[item.expr] for item in items for _ in range(2 if type_of(item.expr).is_loose else 1)]
+        case Process():
+            return [sink.keys, [*sink.keys, *sink.args, *(() if sink.time is None else (sink.time,))]]
         case Partition():
             return [[*sink.keys, *(item.expr for item in sink.items)]]
         case Group(table, keys):
@@ -256,7 +260,7 @@ def _loops(sink: Sink) -> list[Sequence[Expr]]:
             late = [exprs for _, exprs in given]
             if sink.mode is not GroupMode.ONE and not is_many(table.accs):
                 late = [tuple(expr for exprs in late for expr in exprs)]
-            times = [] if table.window is None else [[table.window.time]] * 2
+            times = [] if table.window is None else [list(table.window.exprs)] * 2
             return [*times, *([keys] * (2 if sink.owned else 1)), *early, *late]
         case _ if isinstance(sink, FLOW_SINKS):
             return []

@@ -83,7 +83,7 @@ def columns_outside_parts(stage: Stage, materialized: frozenset[tuple[int, str]]
     if isinstance(stage.sink, Group):
         table = stage.sink.table
         exprs = [*stage.sink.keys, *(e for acc in table.accs if not can_outline(acc) for e in acc.exprs)]
-        exprs += [] if table.window is None else [table.window.time]
+        exprs += [] if table.window is None else table.window.exprs
         wanted = set().union(*map(columns, exprs))
     for at, step in reversed(list(enumerate(stage.steps))):
         match step:

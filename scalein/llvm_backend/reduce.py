@@ -4,19 +4,26 @@ Counts, sums, min and max are reductions that LLVM vectorizes. A 64-bit integer 
 block's low and high halves are summed apart (each far from overflow within a block) and joined in
 128 bits. Variance takes two passes over the block, which is in L1, and merges the result. The
 rest (first, last, arg_min, arg_max, covariance) is updated row by row.
+
+Short methods of a user's class update several groups in registers, in turns, which are merged at the end
+of the block: one group alone would wait for each of its sums, and several are one vector.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from llvmlite import ir
 
+from scalein.dtypes import I64 as INT
+from scalein.ir.accumulators import ExprAcc
 from scalein.ir.exprs import type_of
 from scalein.ir.tables import Acc, AccKind, Table
+from scalein.ir.udf import Method, has_loops, unchecked_counts, walk
 from scalein.layout import ERROR
-from scalein.llvm_backend import accumulators
+from scalein.llvm_backend import accumulators, expr_accumulators
 from scalein.llvm_backend.block import Block, rows
 from scalein.llvm_backend.cells import Place
 from scalein.llvm_backend.code import Code
@@ -29,7 +36,7 @@ from scalein.llvm_backend.side_state import find_sides
 from scalein.llvm_backend.values import Env, Row, from_memory, memory_type, to_memory
 
 _ROW_BY_ROW = (AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX, AccKind.CHAIN, AccKind.SKETCH,
-               AccKind.COMOMENTS)
+               AccKind.COMOMENTS, AccKind.EXPR)
 
 
 def _is_slow(acc: Acc) -> bool:
@@ -59,10 +66,48 @@ def lower_reduce(code: Code, table: Table, block: Block, env: Env, ordinal: Call
             code.part(write, *(("reduce", shape[0]), shape[1]) if shape else ())
         elif not _is_slow(acc):
             _reduce(code, k, acc, block, env, place)
-    slow = [(k, acc) for k, acc in accs if _is_slow(acc) and k not in apart]
+        elif _has_lanes(acc):
+            _reduce_in_lanes(code, k, acc, block, env, place)
+    slow = [(k, acc) for k, acc in accs if _is_slow(acc) and k not in apart and not _has_lanes(acc)]
     if slow:
         update(slow)
     code.check_errors(ERROR)
+
+
+_LANES = 8
+_MOST_PARTS = 80  # of the methods: the code is there once for each lane
+
+
+def _has_lanes(acc: Acc) -> bool:
+    """Whether an accumulator is a class of the user's with short methods, over rows."""
+    if acc.kind is not AccKind.EXPR or len(acc.params) > 1 or not isinstance(acc.expr.update, Method):
+        return False
+    both = (acc.expr.update, acc.expr.merge)
+    is_plain = not any(slot.dtype.is_bytes for slot in acc.expr.slots) and acc.by is None
+    return is_plain and not any(map(has_loops, both)) and sum(1 for each in both for _ in walk(each)) <= _MOST_PARTS
+
+
+def _reduce_in_lanes(code: Code, k: int, acc: Acc, block: Block, env: Env, place: Place) -> None:
+    f, b = code.f, code.f.b
+    (expr,) = acc.params
+    assert isinstance(expr, ExprAcc)
+    assert isinstance(expr.update, Method)
+    starts = {f"self.{slot.name}": slot.init for slot in expr.slots if slot.dtype == INT and not slot.nullable}
+    in_lane = replace(acc, params=(replace(expr, update=unchecked_counts(expr.update, starts)),))
+
+    def count(row: Row, group: Place) -> None:
+        expr_accumulators.update(code, k, acc if group is place else in_lane, group, row, env)
+
+    size = b.lshr(block.count, const(_LANES.bit_length() - 1))
+    with f.when(b.icmp_signed(">", size, const(0))):
+        lanes = [expr_accumulators.new_group(code, k, acc) for _ in range(_LANES)]
+        with f.loop(size) as i:
+            for number, lane in enumerate(lanes):
+                count(block.row(f, b.add(b.mul(i, const(_LANES)), const(number))), lane)
+        for lane in lanes:
+            expr_accumulators.merge(code, k, acc, place, lane)
+    with f.loop(block.count, b.mul(size, const(_LANES)), rare=True) as i:
+        count(block.row(f, i), place)
 
 
 def _reduce(code: Code, k: int, acc: Acc, block: Block, env: Env, place: Place) -> None:

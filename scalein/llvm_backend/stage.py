@@ -36,6 +36,7 @@ from scalein.ir.stages import (
     MergeBag,
     Partition,
     Probe,
+    Process,
     ProjectStep,
     Rank,
     Read,
@@ -95,7 +96,8 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     is_plain = isinstance(stage.sink, Collect) and not any(isinstance(s, Probe | DedupStep) for s in stage.steps)
     step = BLOCK_ROWS if is_plain or _takes_large_blocks(stage) else PROBING_BLOCK_ROWS
 
-    is_forgetful = forgets_text(stage, sink_exprs(stage.sink))
+    is_forgetful = forgets_text(stage, sink_exprs(stage.sink)) or (
+        isinstance(stage.sink, Process) and stage.sink.makes_text)
 
     def lower_block(source: ir.Value | None, start: ir.Value, count: ir.Value, end: ir.Value) -> None:
         if is_forgetful:
@@ -215,7 +217,7 @@ def _steps(low: _Lowering, steps: tuple[Step, ...], block: Block, env: Env) -> N
                 ours = {name: binding for name, binding in env.items() if is_internal(name)}
                 env = {**ours, **{i.name: bind(code, i.expr, env, (at, i.name) in low.materialized) for i in items}}
             case Probe() | DedupStep():
-                materialize_needed(block, env, step.keys)
+                materialize_needed(block, env, step.exprs if isinstance(step, Probe) else step.keys)
                 if multiplies(step):  # after it, a row's columns would be computed for each of its matches
                     materialize_needed(block, env, [Col(name) for name in env])
                 then = partial(_steps, low, steps[number + 1 :])
@@ -282,6 +284,10 @@ def _sink(low: _Lowering, block: Block, env: Env) -> None:
             lower_expand_log(code, stage.sink, block, start)
         case Rank():
             lower_rank(code, stage.sink, block, start)
+        case Process():
+            from scalein.llvm_backend.sinks.process import lower_process  # few flows have one
+
+            lower_process(code, stage.sink, block, env, start)
         case Partition():
             lower_partition(code, stage.sink, block, env, ordinal)
         case _:

@@ -7,6 +7,8 @@ A fragment (`exec/fragments.py`) is a chain of row-wise ops around at most one t
     rows       map  ->  final           aggregates without partial columns (distinct values, quantiles): the columns
                                         that they read are shuffled, row by row
     top        map  ->  combine, final  the first rows of an order: those of each task are shuffled to one target
+    process    map  ->  processed       the columns that the class reads, row by row; of a stream to an operator
+    distinct   map  ->  an operator     of a stream: rows with keys that a task has not seen yet
 
 Where there are nearly as many partial groups as rows, making them only costs time: `map` may then send rows instead for
 the rest of a task (the columns that the aggregation reads, `row_shuffle_schema`), and `final` accepts both.
@@ -28,18 +30,21 @@ from scalein.compiler import compile_flow
 from scalein.connectors.formats.statistics import Condition
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, ComputeError
-from scalein.exec.aggregate_operator import aggregate_node, replaced, scan_of
+from scalein.exec.aggregate_operator import aggregate_node, replaced
 from scalein.exec.bounded import PreAggregationProgram, Program
 from scalein.exec.error_location import located
 from scalein.exec.fragments import Fragment, over, placeholder
 from scalein.exec.operator import reads
+from scalein.exec.process import run_process
+from scalein.exec.process_operator import class_units
 from scalein.exec.scan_predicates import conditions_of
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Col, Expr, Named, type_of
 from scalein.ir.partials import TwoPhase, fits, two_phase
-from scalein.ir.physical import Node, Pipeline, Scan, WindowAggregate, identity, walk_nodes
-from scalein.ir.rewrite import transform_streams
+from scalein.ir.physical import Node, Pipeline, Process, Scan, WindowAggregate, identity, walk_nodes
+from scalein.ir.process import NEVER
+from scalein.ir.rewrite import stream_path, transform_streams, walk_streams
 from scalein.ir.stages import FilterStep
 from scalein.ir.windows import Window
 from scalein.options import Options
@@ -53,6 +58,14 @@ Batches = Iterable[pa.RecordBatch]
 Rows = Iterator[pa.RecordBatch]
 
 
+def refuse_joins_by_partition(op: ops.Op) -> None:
+    """Refuse joins of two streams where rows do not meet."""
+    for each in walk_streams(op):
+        if isinstance(each, ops.StreamJoin):
+            raise BadArgument("a join of two streams needs the rows of all partitions", at=each.at, step="join",
+                              hint="scalein.spark.apply(q, {...}) shuffles both sides; or join with a static table")
+
+
 def refuse_order(op: ops.Op) -> None:
     """Refuse ops that depend on the order of rows: Spark has none."""
     why = "depends on the order of rows, and Spark has none"
@@ -63,6 +76,12 @@ def refuse_order(op: ops.Op) -> None:
                 if instead:
                     raise BadArgument(f"{named.agg.fn} {why}", at=named.agg.at if named.agg.at.line else op.at,
                                       found=named.name, hint=f"use {instead}")
+        case ops.Process() if not op.time:
+            raise BadArgument(f"process {why}", at=op.at,
+                              hint="with_watermark(column, delay) before it: then rows come in the order of event time")
+        case ops.Over():
+            raise BadArgument("what is computed over other rows (over, top_k of groups, count windows, distinct within "
+                              "a time) does not run on Spark yet", at=op.at, hint="collect it, or run it in a job")
         case ops.Limit():
             raise BadArgument(f"limit {why}", at=op.at, hint="sort before it, or use top_k(k, by)")
         case ops.Distinct() if set(op.keys) != set(op.schema.names):
@@ -71,16 +90,23 @@ def refuse_order(op: ops.Op) -> None:
 
 
 class MapReduce:
-    """The map and the reduce side of a fragment; `kind` is rowwise, partials, rows or top."""
+    """The map and the reduce side of a fragment; `kind` is rowwise, partials, rows, top or distinct.
 
-    def __init__(self, fragment: Fragment) -> None:
+    The rows of a stream have the order of arrival (`by_arrival`), those of a DataFrame have none.
+    """
+
+    def __init__(self, fragment: Fragment, by_arrival: bool = False) -> None:
         state = fragment.state
-        if state is not None:
+        self._by_arrival = by_arrival
+        if state is not None and not (by_arrival and isinstance(state, ops.Distinct)):
             refuse_order(state)
-        if isinstance(state, ops.Distinct):  # of all columns: a group_by without aggregates
-            complete = ops.Aggregate(state.input, identity(state.schema), None, (), at=state.at)
-            fragment = Fragment(over(fragment.op, state, complete), fragment.input, complete)
-        assert not isinstance(fragment.state, ops.Limit | ops.Distinct | ops.OuterJoin)  # see batch/outer_join.py
+        if isinstance(state, ops.Distinct):
+            keys = tuple(item for item in identity(state.schema) if item.name in state.keys)
+            ordered: ops.Op = replace(state, keys=tuple(key.name for key in keys))  # state is sorted by their hash
+            if not by_arrival:  # of all columns: a group_by without aggregates
+                ordered = ops.Aggregate(state.input, keys, None, (), at=state.at)
+            fragment = Fragment(over(fragment.op, state, ordered), fragment.input, ordered)
+        assert not isinstance(fragment.state, ops.Limit | ops.OuterJoin)  # see batch/outer_join.py
         self.fragment = replace(fragment, consumers=[])
         self.state = fragment.state
         self._idle_programs: list[PreAggregationProgram] = []  # they hold the tables of joins, and no groups
@@ -89,17 +115,22 @@ class MapReduce:
                 self.kind = "rowwise"
             case ops.Sort():
                 self.kind = "top"
+            case ops.Distinct():
+                self.kind = "distinct"
+            case ops.Process():
+                self.kind = "process"
             case ops.Aggregate():
-                self.kind = "partials" if fits(aggregate_node(self._root).table) else "rows"
+                table = aggregate_node(self._root).table
+                self.kind = "partials" if fits(table) and not table.needs_two_passes else "rows"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return MapReduce, (self.fragment,)
+        return MapReduce, (self.fragment, self._by_arrival)
 
     @property
     def reduce_only(self) -> MapReduce:
         """The same for `final` alone: reduce tasks do not need the tables of joins before the shuffle."""
         state = self.state
-        assert isinstance(state, ops.Aggregate | ops.Sort)
+        assert isinstance(state, ops.Aggregate | ops.Sort | ops.Process)
         reduced = replace(state, input=_without_tables(state.input))
         return MapReduce(Fragment(over(self.fragment.op, state, reduced), self.fragment.input, reduced))
 
@@ -112,9 +143,9 @@ class MapReduce:
             case "partials":
                 names = [*self._two_phase.keys.names, *self._two_phase.values.names]
                 return pa.schema([self._two_phase.partial.schema.arrow.field(name) for name in names])
-            case "rows":
+            case "rows" | "process":
                 return self._shuffled_rows.schema.arrow
-            case "top":
+            case "top" | "distinct":
                 assert self.state is not None
                 return self.state.schema.arrow
             case _:
@@ -123,6 +154,10 @@ class MapReduce:
     @cached_property
     def keys(self) -> tuple[str, ...]:
         """The columns of `shuffle_schema` by which rows meet; none if all rows must meet, or none need to."""
+        if isinstance(self.state, ops.Distinct):
+            return tuple(self.state.keys)
+        if isinstance(self.state, ops.Process):
+            return self.row_keys
         if not isinstance(self.state, ops.Aggregate):
             return ()
         return self.row_keys if self.kind == "rows" else tuple(key.name for key in self.state.keys)
@@ -140,14 +175,17 @@ class MapReduce:
     @property
     def row_keys(self) -> tuple[str, ...]:
         """The columns of `row_shuffle_schema` that are the keys."""
-        assert isinstance(self.state, ops.Aggregate)
+        assert isinstance(self.state, ops.Aggregate | ops.Process)
         return tuple(self.shuffle_names[key.expr] for key in self.state.keys)
 
     @cached_property
     def source_keys(self) -> tuple[str, ...] | None:
         """The columns of the input that are the keys; None if keys are computed, or there are none."""
-        if not self.keys:
+        if not self.keys or isinstance(self.state, ops.Process):
             return None
+        if isinstance(self.state, ops.Distinct):
+            path = stream_path(self.state.input, self.fragment.input)
+            return self.keys if all(op.passes_through(name) for op in path for name in self.keys) else None
         node = aggregate_node(self._root)
         names = tuple(key.name for key in node.keys if isinstance(key, Col))
         is_plain = isinstance(node.input, Scan) and all(isinstance(step, FilterStep) for step in node.steps)
@@ -186,6 +224,8 @@ class MapReduce:
 
         With `may_send_rows`, batches of `row_shuffle_schema` may follow those of `shuffle_schema`.
         """
+        if self.kind == "distinct":
+            return self._distinct(batches, options)
         if self.kind != "partials":
             return self._run(self._map, batches, options)
         return self._partials(batches, options, may_send_rows and self.row_shuffle_schema is not None)
@@ -220,17 +260,27 @@ class MapReduce:
         if buffered:
             yield from self._run(self._partials_from_rows, iter(buffered), options)
 
+    def processed(self, batches: Batches, latest: int | None, options: Options) -> Rows:
+        """The results of a process over all shuffled rows of some keys; `latest` is the greatest time of any row."""
+        op, node = self.over_shuffled_rows, self._process.node
+        assert isinstance(op, ops.Process)
+        assert isinstance(node, Process)
+        until = -NEVER if latest is None else latest * class_units(op)
+        try:
+            rows = run_process(node, self._before_process.run(batches, options), options, None, until)
+            yield from self._after_process.run(rows, options)
+        except ComputeError as error:
+            raise located(error, self.fragment.op, node) from None
+
     def complete(self, batches: Batches, options: Options) -> Rows:
         """The results for all rows of some keys, without a shuffle."""
         return self._run(self._complete, batches, options)
 
-    def aggregated(self, batches: Batches, options: Options) -> Rows:
-        """The groups (or windows) of shuffled rows, before the ops downstream of the aggregation."""
-        return self._run(self._aggregated, batches, options)
-
-    def downstream(self, batches: Batches, options: Options) -> Rows:
-        """The results of the ops downstream of the aggregation, for groups."""
-        return self._run(self._downstream, batches, options)
+    def _distinct(self, batches: Batches, options: Options) -> Rows:
+        """The first row of each key; a key may come several times, since a bounded number of them is remembered."""
+        rest = _CountedBatches(batches)
+        while rest.has_more:
+            yield from self._run(self._map, rest.take(MAX_GROUPS), options)
 
     def _run(self, program: Program, batches: Batches, options: Options) -> Rows:
         try:
@@ -273,13 +323,27 @@ class MapReduce:
         match self.kind:
             case "partials":
                 return Program(self._two_phase.partial)
-            case "rows":
+            case "rows" | "process":
                 return self._map_rows
-            case "top":
+            case "top" | "distinct":
                 assert self.state is not None
                 return Program(compile_flow(self.state))
             case _:
                 return Program(self._root)
+
+    @cached_property
+    def _process(self) -> Program:
+        return Program(compile_flow(self.over_shuffled_rows))
+
+    @cached_property
+    def _before_process(self) -> Program:
+        assert isinstance(self._process.node, Process)
+        return Program(self._process.node.input)
+
+    @cached_property
+    def _after_process(self) -> Program:
+        assert self.state is not None
+        return Program(compile_flow(over(self.fragment.op, self.state, placeholder(self.state.schema))))
 
     @cached_property
     def _complete(self) -> Program:
@@ -311,26 +375,27 @@ class MapReduce:
         return Program(compile_flow(over(self.fragment.op, self.state, self.state_over_shuffled)))
 
     @cached_property
-    def _aggregated(self) -> Program:
-        return Program(self._two_phase.final if self.kind == "partials" else compile_flow(self.state_over_shuffled))
-
-    @cached_property
-    def _downstream(self) -> Program:
-        node = aggregate_node(self._root)
-        return Program(replaced(self._root, node, scan_of(node)))
-
-    @cached_property
     def state_over_shuffled(self) -> ops.Op:
         """The op with state over shuffled rows."""
-        if isinstance(self.state, ops.Aggregate):
+        if isinstance(self.state, ops.Aggregate | ops.Process):
             return self.over_shuffled_rows
         assert self.state is not None
         return self.state.with_inputs((placeholder(Schema.from_arrow(self.shuffle_schema)),))
 
+    @property
+    def reduced(self) -> Fragment:
+        """What the reduce side does, over shuffled rows; with partial groups, over the rows that these were of."""
+        if self.kind == "partials":
+            return self.fragment
+        state = self.state_over_shuffled
+        (source,) = state.inputs
+        assert self.state is not None and isinstance(source, ops.Source)  # noqa: PT018
+        return Fragment(over(self.fragment.op, self.state, state), source, state)
+
     @cached_property
-    def over_shuffled_rows(self) -> ops.Aggregate:
-        """The aggregation over the columns that it reads."""
-        assert isinstance(self.state, ops.Aggregate)
+    def over_shuffled_rows(self) -> ops.Aggregate | ops.Process:
+        """The op with state over the columns that it reads."""
+        assert isinstance(self.state, ops.Aggregate | ops.Process)
         names = self.shuffle_names
         source = placeholder(self._shuffled_rows.schema)
 
@@ -341,14 +406,17 @@ class MapReduce:
 
     @cached_property
     def shuffle_names(self) -> dict[Expr, str]:
-        """The expressions that an aggregation reads, each with its name in the shuffle: a column has its own name."""
-        assert isinstance(self.state, ops.Aggregate)
+        """The expressions that the op reads, each with its name in the shuffle: a column has its own name."""
+        assert isinstance(self.state, ops.Aggregate | ops.Process)
         exprs = dict.fromkeys(expr for expr, _ in self.state.exprs())
+        if isinstance(self.state, ops.Process) and self.state.time:
+            found = self.state.input.schema[self.state.time]
+            exprs[Col(found.name, found.dtype, found.nullable)] = None
         return {expr: expr.name if isinstance(expr, Col) else f"#value{k}" for k, expr in enumerate(exprs)}
 
     @cached_property
     def _shuffled_rows(self) -> ops.Op:
-        """The expressions that an aggregation reads, row by row."""
+        """The expressions that the op with state reads, row by row."""
         assert self.state is not None
         return ops.Project(self.state.inputs[0], tuple(Named(name, expr) for expr, name in self.shuffle_names.items()))
 

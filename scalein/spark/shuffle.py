@@ -30,7 +30,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Named
 from scalein.ir.functions.hashing import P1, P2
 from scalein.options import Options
-from scalein.spark.key_groups import key_groups, partition_of_key_groups
+from scalein.state.key_groups import key_groups, partition_of_key_groups
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

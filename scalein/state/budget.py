@@ -1,7 +1,8 @@
 """Budget: how a store's memory is divided. Decisions only.
 
-Records and their index get 60 %; the rest is for copies of segments, merge tables and the buffers of run files. The
-sizes of segments and chunks follow from the budget, so that a small one is not spent on unused space.
+Records and their index get 60 %, or 45 % if they have text; the rest is for copies of segments, merge tables and the
+buffers of run files, which take more with text. The sizes of segments and chunks follow from the budget, so that a
+small one is not spent on unused space.
 When records leave memory: `Tiers.evict_to_budget` (`tiers.py`); which ones: `evict.py`.
 """
 
@@ -14,6 +15,7 @@ from scalein.state.arena import MAX_CHUNK, MIN_CHUNK, SEGMENT_BYTES
 
 UNLIMITED = 1 << 62
 MEMTABLE_SHARE = 0.6  # of the budget, for records and their index
+TEXT_MEMTABLE_SHARE = 0.45  # the same, if records have text: their copies are arrays of many sizes
 SEGMENTS = 32  # in a budget
 COPY_SHARE = 0.1  # of the budget, for copies of segments
 COPIES = 64  # without a limit: a copy that need not wait for the disk is done sooner, and fewer changes are logged
@@ -37,6 +39,7 @@ class Budget:
     total: int | None
     segment_bytes: int = SEGMENT_BYTES
     max_chunk: int = MAX_CHUNK
+    has_text: bool = False
 
     @staticmethod
     def of(total: int | None) -> Budget:
@@ -81,7 +84,8 @@ class Budget:
     @property
     def memtable_bytes(self) -> int:
         """For records and their index."""
-        return UNLIMITED if self.total is None else int(self.total * MEMTABLE_SHARE)
+        share = TEXT_MEMTABLE_SHARE if self.has_text else MEMTABLE_SHARE
+        return UNLIMITED if self.total is None else int(self.total * share)
 
     def memtable_bytes_beside(self, run_index_bytes: int) -> int:
         """The same, less the directories and filters of runs, which may take up to half of it."""

@@ -132,10 +132,17 @@ class Evictor:
         pointers = np.ascontiguousarray(pointers[is_evicted & ((heads & np.uint64(drop)) == 0)])
         memtable.is_inconsistent = True
         chunks = [chunk for group in groups for chunk in memtable.release(group)]
+
+        def records(step: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            hashes = self._kernels.hash_keys(pointers)
+            order = np.argsort(hashes)
+            for start in range(0, len(order), step):
+                part = order[start : start + step]
+                yield self._kernels.gather(np.ascontiguousarray(pointers[part])), hashes[part]
+
         if len(pointers):
             # The retained records are still in the same chunks: the thread must not free these.
-            run = self._start_write(shard, len(pointers), functions,
-                                    lambda _: iter([self._levels.sorted_records(pointers)]), [])
+            run = self._start_write(shard, len(pointers), functions, records, [])
             self._register(Eviction(shard, run, lambda: pointers, chunks, None))
         self._kernels.merge_records(memtable, retained, functions, older=False)
         memtable.is_inconsistent = False

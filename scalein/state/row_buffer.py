@@ -28,7 +28,7 @@ from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.local import make_directory, sync_path
 
 COALESCED_ROWS = 1 << 18
-_NAME = re.compile(r"rows-(\d{10})\.arrow")
+_NAME = re.compile(r"([a-z]+)-(\d{10})\.arrow")
 
 
 @dataclass(eq=False)
@@ -55,6 +55,7 @@ class RowBuffer:
     folder: Path
     schema: pa.Schema
     memory: int | None
+    prefix: str = "rows"  # of its files: several buffers may share a folder
     segments: list[BufferSegment] = field(default_factory=list)
     memory_bytes: int = 0
     _last_file: int = 0
@@ -142,7 +143,7 @@ class RowBuffer:
         segment.size_bytes = found.nbytes
         return found
 
-    def size_bytes(self, segments: list[BufferSegment]) -> int:
+    def size_bytes(self, segments: Iterable[BufferSegment]) -> int:
         """The bytes of segments, in memory or not."""
         return sum(segment.size_bytes or self.batch(segment).nbytes for segment in segments)
 
@@ -155,7 +156,7 @@ class RowBuffer:
             new = [segment for segment in segments if not segment.file]
             if new:
                 self._last_file += 1
-                name = f"rows-{self._last_file:010}.arrow"
+                name = f"{self.prefix}-{self._last_file:010}.arrow"
                 self._write(self.folder / name, new)
                 for number, segment in enumerate(new):
                     segment.file, segment.number = name, number
@@ -196,14 +197,15 @@ class RowBuffer:
                 raise ValueError(f"rows in a file that is not named: {name!r:.100}")
             self.segments.append(BufferSegment(first, last, rows, None, name, number))
         # New files are numbered after all existing ones: an epoch that was not committed may have left some.
-        numbers = [int(match[1]) for path in self.folder.glob("*") if (match := _NAME.fullmatch(path.name))]
+        numbers = [int(match[2]) for path in self.folder.glob("*")
+                   if (match := _NAME.fullmatch(path.name)) and match[1] == self.prefix]
         self._last_file = max([as_int(about["next"]), *numbers])
 
     def remove_unreferenced(self, named: set[str]) -> None:
         """Remove files that neither a checkpoint names nor this buffer needs; one that cannot be removed is left."""
         with self._writing:
             needed = named | {segment.file for held in (self.segments, *self._pinned) for segment in held}
-            for path in self.folder.glob("rows-*.arrow"):
+            for path in self.folder.glob(f"{self.prefix}-*.arrow"):
                 if path.name not in needed:
                     with suppress(OSError):
                         path.unlink()

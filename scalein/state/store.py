@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -202,7 +203,8 @@ class LogStore:
             else:
                 raise _no_store(fs.path_of(""))
             check_names(*columns)
-            store = cls(fs, *columns, kernels or StoreKernels(*columns, options), ids, budget=budget,
+            kernels = kernels or StoreKernels(*columns, options)
+            store = cls(fs, *columns, kernels, ids, budget=replace(budget, has_text=bool(kernels.text_cells)),
                         workers=options.workers, keep=keep, readonly=readonly)
             store._directory_lock = lock
             if sources:

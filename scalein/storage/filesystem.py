@@ -23,6 +23,7 @@ from scalein.errors import Damaged, StoreFailed
 MAPPED_BYTES = 256 << 10  # buffers of at least this size are mapped, so that freeing them returns them to the system
 PAGE = 4096  # alignment of addresses, offsets and sizes that O_DIRECT needs, on every disk that we know
 LOCK = "LOCK"  # name of the lock file of a directory
+CHECKPOINT_LOCK = "lock"  # of that which a running job holds, in its checkpoint
 
 Data = memoryview | np.ndarray  # contiguous
 

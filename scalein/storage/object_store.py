@@ -31,6 +31,7 @@ from scalein.storage.local import LocalFileSystem, make_directory, sync_path
 from scalein.storage.publish import TEMPORARY, put
 
 STATE, OUTPUT, MANIFESTS = "state", "output", "manifests"  # folders of a checkpoint
+_OBJECT_STORES = ("s3", "gcs", "abfs", "mock")  # names of pyarrow's
 _UNUSED_S = 3600.0  # age of an unused local copy at which it is removed
 
 
@@ -41,7 +42,7 @@ class Location:
         self.files, self.base, self.uri = files, base, uri
         self.start = start  # number of the driver's start, which new names carry (see spark/streaming/manifest.py)
         self.is_local = isinstance(files, fs.LocalFileSystem)
-        self._is_atomic = files.type_name != "hdfs"  # a new file becomes visible when it is closed, not before
+        self._is_atomic = _type_of(files) in _OBJECT_STORES  # a new file becomes visible when it is closed, not before
 
     def __reduce__(self) -> tuple[object, ...]:
         return Location, (self.files, self.base, self.uri, self.start)
@@ -82,6 +83,12 @@ class Location:
             found = self.files.get_file_info(fs.FileSelector(self.path(folder), allow_not_found=True))
         names = (each.base_name for each in found if each.type == fs.FileType.File)
         return sorted(name for name in names if not name.startswith(TEMPORARY))
+
+    def folders(self, folder: str) -> list[str]:
+        """The folders in a folder."""
+        with _wrap_errors("cannot list", self.uri_of(folder)):
+            found = self.files.get_file_info(fs.FileSelector(self.path(folder), allow_not_found=True))
+        return sorted(each.base_name for each in found if each.type == fs.FileType.Directory)
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
         """Sizes in bytes; None where there is no such file."""
@@ -265,6 +272,13 @@ def parse_location(given: object, at: SourceLoc) -> Location:
                           hint="a path, or an address that pyarrow.fs.FileSystem.from_uri accepts") from error
     base = base.rstrip("/")
     return Location(files, base, base if isinstance(files, fs.LocalFileSystem) else text.rstrip("/"))
+
+
+def _type_of(files: fs.FileSystem) -> str:
+    """The name of a file system, or of the one that a view of it is over."""
+    while isinstance(files, fs.SubTreeFileSystem):
+        files = files.base_fs
+    return str(files.type_name)
 
 
 @contextmanager

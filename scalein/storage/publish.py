@@ -5,10 +5,11 @@ its own, and the directory is synced: after a power cut there is the old file or
 file names is durable before.
 
 Fencing. An output folder has one owner, recorded in `_owner`: a job, the checkpoint by which users know it, and an
-epoch that grows by one with each run that takes the folder. Another job is refused when it starts. A run that was
-taken for dead and continues finds the record of its successor, and publishes nothing more (`OwnedFolder.check`). If
-the successor comes between that check and a rename, it has read the manifest that names the renamed file, and makes
-the same file visible; staged files that no manifest names, it has removed.
+epoch that grows by one with each run that takes the folder. Another job is refused when it starts, unless it begins
+from a savepoint of the owner, which must have ended: then it is the owner from there on. A run that was taken for dead
+and continues finds the record of its successor, and publishes nothing more (`OwnedFolder.check`). If the successor
+comes between that check and a rename, it has read the manifest that names the renamed file, and makes the same file
+visible; staged files that no manifest names, it has removed.
 
 A job without a checkpoint never comes back, so it leaves no record: it holds a lock on the folder while it runs.
 
@@ -24,15 +25,16 @@ import time
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from scalein.errors import Damaged, Fenced, NewerFormat, ScaleinError, StoreFailed, WriteFailed
 from scalein.storage.checked_json import Json, as_int, as_text
-from scalein.storage.filesystem import FileSystem
-from scalein.storage.local import LocalFileSystem
+from scalein.storage.filesystem import CHECKPOINT_LOCK, FileSystem
+from scalein.storage.local import LocalFileSystem, lock_file
 
 TEMPORARY = "_"  # prefix of the names of files that are being written
 OWNER = "_owner"  # name of the record of an output folder's owner; readers of data skip names that begin with "_"
@@ -148,20 +150,42 @@ class OwnedFolder:
                          file=self.fs.path, owner=found.checkpoint, hint="one of the two must end; this one has")
 
 
-def take_folder(path: str, run: str, checkpoint: str) -> OwnedFolder:
-    """Make a job the owner of a folder, as its newest run. `run` is `<job>-...`; the folder exists."""
+def take_folder(path: str, run: str, checkpoint: str, predecessor: str = "") -> OwnedFolder:
+    """Make a job the owner of a folder, as its newest run. `run` is `<job>-...`; the folder exists.
+
+    `predecessor` is a job that hands the folder over: this one has begun from its savepoint.
+    """
     job = run.partition("-")[0]
     fs = LocalFileSystem(path)
-    with _taking(path):
+    with _taking(path), ExitStack() as stack:
         for left in fs.names():
             if left.startswith(f"{TEMPORARY}{OWNER}-"):  # a process ended while it was taking the folder
                 fs.remove(left)
-        found = _checked_owner(fs, job, checkpoint)
+        if predecessor and (found := _read_owner(fs)) is not None and found.job == predecessor:
+            stack.enter_context(_ended(found, fs))
+        else:
+            found = _checked_owner(fs, job, checkpoint)
         owner = Owner(job, run, checkpoint, 1 if found is None else found.epoch, _PROCESS)
         if found != owner:  # equal: another sink of the same run writes here
             owner = Owner(job, run, checkpoint, 1 if found is None else found.epoch + 1, _PROCESS)
             put(fs, OWNER, seal(owner.to_json()), writer=_PROCESS)
     return OwnedFolder(fs, owner)
+
+
+@contextmanager
+def _ended(owner: Owner, fs: LocalFileSystem) -> Iterator[None]:
+    """Refuse the folder of a job that is running, and keep it from starting: if its checkpoint is on this machine."""
+    folder = Path(owner.checkpoint)
+    if not folder.is_dir():
+        yield
+        return
+    lock = lock_file(folder / CHECKPOINT_LOCK)
+    if lock is None:
+        raise WriteFailed("the job of the savepoint is running, and its folder goes to the job that begins from it",
+                          file=fs.path, owner=f"the job of checkpoint {owner.checkpoint}",
+                          hint="stop it first, or give this job a folder of its own")
+    with lock:
+        yield
 
 
 def hold_folder(path: str, run: str) -> FolderLock:
@@ -267,6 +291,7 @@ def _checked_owner(fs: LocalFileSystem, job: str, checkpoint: str | None) -> Own
                           file=fs.path, owner=f"the job of checkpoint {found.checkpoint}" + (
                               ", which was removed or replaced since" if is_anew else ""),
                           hint=("remove the output as well, or give this job a folder of its own" if is_anew else
-                                "give this job a folder of its own, or resume the other one with its checkpoint; if "
-                                f"that job is gone for good, remove {fs.path_of(OWNER)}"))
+                                "give this job a folder of its own, resume the other one with its checkpoint, or begin "
+                                "from a savepoint of it, which hands the folder over; if that job is gone for good, "
+                                f"remove {fs.path_of(OWNER)}"))
     return found

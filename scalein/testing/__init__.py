@@ -23,6 +23,8 @@ True
 ... '''))
 >>> late.table().to_pylist()
 [{'t': 2, 'user': None}]
+
+Flows of several streams are played step by step, with what must come out beside what comes in: `check_steps`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from __future__ import annotations
 from scalein.storage.failpoints import POINTS, Crashed
 from scalein.testing.control import Clock, Pause, crash_at, pause_at
 from scalein.testing.same import assert_same
+from scalein.testing.steps import check_steps
 from scalein.testing.streams import Stream, batches, stream, table, until
 
-__all__ = ["POINTS", "Clock", "Crashed", "Pause", "Stream", "assert_same", "batches", "crash_at", "pause_at", "stream",
-           "table", "until"]  # fmt: skip
+__all__ = ["POINTS", "Clock", "Crashed", "Pause", "Stream", "assert_same", "batches", "check_steps", "crash_at",
+           "pause_at", "stream", "table", "until"]  # fmt: skip

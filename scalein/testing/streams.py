@@ -29,7 +29,7 @@ def batches(text: str, types: Mapping[str, pa.DataType] | None = None) -> list[p
     names, *lines = [line.split() for line in text.strip().splitlines() if line.strip()]
     parts: list[list[list[str]]] = [[]]
     for line in lines:
-        if len(line) == 1 and set(line[0]) == {"-"} and (len(line[0]) > 1 or len(names) > 1):
+        if is_rule(line) or (line == ["-"] and len(names) > 1):
             parts.append([])
         elif len(line) != len(names):
             raise BadArgument(f"this row has {len(line)} values", at=here(), found=" ".join(line), has=", ".join(names))
@@ -37,7 +37,7 @@ def batches(text: str, types: Mapping[str, pa.DataType] | None = None) -> list[p
             parts[-1].append(line)
     columns = [[None if row[k] == "-" else row[k] for part in parts for row in part] for k in range(len(names))]
     known = types or {}
-    whole = pa.table([_typed(column, known.get(name)) for name, column in zip(names, columns, strict=True)], names)
+    whole = pa.table([column_of(column, known.get(name)) for name, column in zip(names, columns, strict=True)], names)
     found: list[pa.RecordBatch] = []
     at = 0
     for part in parts:
@@ -61,9 +61,18 @@ def stream(text: str, types: Mapping[str, pa.DataType] | None = None) -> Stream:
     return Stream({"all": batches(text, types)})
 
 
-def _typed(values: list[str | None], wanted: pa.DataType | None) -> pa.Array:
+def is_rule(words: list[str]) -> bool:
+    """Whether a line is one of dashes."""
+    return len(words) == 1 and len(words[0]) > 1 and set(words[0]) == {"-"}
+
+
+def column_of(values: list[str | None], wanted: pa.DataType | None) -> pa.Array:
+    """Values as they are written, in a type or in the one that they allow."""
     if wanted is not None:
-        return pa.array(values, pa.string()).cast(wanted)
+        try:
+            return pa.array(values, pa.string()).cast(wanted)
+        except pa.ArrowInvalid as error:
+            raise BadArgument(f"a value is no {wanted}", at=here(), found=error) from None
     known = [value for value in values if value is not None]
     if known and all(value in ("true", "false") for value in known):
         return pa.array([None if value is None else value == "true" for value in values], pa.bool_())
@@ -103,6 +112,7 @@ class Stream:
         self.schema = next(iter(self.batches.values()))[0].schema
         self._allowed = dict(allowed or {name: len(some) for name, some in self.batches.items()})
         self._changed = threading.Condition()
+        self.quiet_rounds = dict.fromkeys(self.batches, 0)  # how often a reader was told that there are no rows, lately
 
     def partitions(self) -> list[str]:
         return list(self.batches)
@@ -139,7 +149,9 @@ class Stream:
                     self._changed.wait(0.02)
             if not is_ready:
                 yield some[0].slice(0, 0), at
+                self.quiet_rounds[partition] += 1
                 continue
+            self.quiet_rounds[partition] = 0
             batch = some[number]
             number, begin = number + 1, begin + batch.num_rows
             if begin > at:

@@ -13,17 +13,22 @@ It has Python's semantics, with these differences. An int has 64 bits, and overf
 raise (division by zero, the logarithm of a negative number), the row fails with an error that names file and line. A
 local has one type: if both ints and floats are assigned to it, it is always a float. `int / int` divides as floats, and
 `int ** int` with a negative exponent is an error unless the exponent is a constant. A null argument for a parameter
-that is not Optional makes the result null, without a call. Text has `len`, `in`, comparisons, `s[i]` and slices, `+`,
-f-strings and `str()` of ints, bools and text, formats such as `{x:.2f}`, and the methods `upper lower strip lstrip
-rstrip replace startswith endswith`; an index outside of a text is an error.
+that is not Optional makes the result null, without a call. Numbers have the functions of `math` but those of
+collections; `int(s)` and `float(s)` read ASCII digits. Text has `len`, `in`, comparisons, `s[i]` and slices, `+`, `*`,
+f-strings with formats such as `{x:,.2f}` or `{n:05d}`, most methods of `str`, `ord`, `chr`, and `for c in s`; an index
+outside of a text is an error. The text of a float needs a format.
 
-A loop in a udf runs inside a kernel; Ctrl-C interrupts it too.
+`s.split(sep)` gives pieces that can be counted, indexed, unpacked, joined, searched with `in` and looped over; an index
+looks for separators from the start, so a loop over the pieces is `for piece in s.split(sep)`. Tuples are made,
+unpacked, indexed with constants, and returned by udfs that others call. A loop goes over `range`, a text, or pieces,
+with `enumerate` around them, and may have an `else`. A loop in a udf runs inside a kernel; Ctrl-C interrupts it too.
 
     python_source.py   the function's text, its annotations, the names it refers to
     known.py           flow analysis: which locals are set, and which are not None, at a point of the function
     conversions.py     common types and conversions
-    exprs.py           expressions, calls.py the builtins among them
+    exprs.py           expressions; calls.py the builtins, text_methods.py the methods of text among them
     body.py            statements and the types of locals
+    classes.py         classes with state: @si.udaf; process_class.py: those of group_by(...).process(...)
 """
 
 from __future__ import annotations
@@ -31,15 +36,18 @@ from __future__ import annotations
 import functools
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
-from scalein.api.column import Column, as_expr
+from scalein.api.column import Column, aggregate_of, as_column, as_expr
 from scalein.dtypes import BOOL, F64, I64, STR, DType
-from scalein.errors import BadArgument, CannotCompile, SourceLoc, here
+from scalein.errors import BadArgument, CannotCompile, ShortTraceback, SourceLoc, here
 from scalein.ir.exprs import Call
 
 if TYPE_CHECKING:  # what compiles a function is imported with the first one
+    from scalein.dtypes import Schema
+    from scalein.ir.aggregates import UserAggregate
+    from scalein.ir.process import ProcessBody
     from scalein.ir.udf import AnyUdf, PythonUdf
 
 _TYPES: dict[object, DType] = {float: F64, int: I64, bool: BOOL, str: STR}
@@ -62,6 +70,10 @@ class UdfFunction:
         import inspect
 
         at = here()
+        inner = next((each for each in (*self.ir.params, self.ir) if each.dtype.is_nested), None)
+        if inner is not None:
+            raise BadArgument(f"{self.ir.name} takes or gives a tuple, which no column holds", at=at,
+                              takes=self._signature(), hint="call it from another udf, which returns one of the values")
         signature = inspect.signature(self.python)
         try:
             bound = signature.bind(*args, **kwargs)
@@ -93,7 +105,7 @@ class UdfFunction:
 
 
 @overload
-def udf(fn: Callable[..., Any], /) -> UdfFunction: ...
+def udf(fn: Callable[..., Any], /, *, compile: bool = True) -> UdfFunction: ...
 @overload
 def udf(*, compile: bool = True) -> Callable[[Callable[..., Any]], UdfFunction]: ...
 def udf(fn: Callable[..., Any] | None = None, /, *,
@@ -126,21 +138,128 @@ def udf(fn: Callable[..., Any] | None = None, /, *,
     ['A.L.-7', '?']
     """
     if fn is None:
-        return functools.partial(_make_udf, compile=compile)
-    return _make_udf(fn, compile=compile)
+        return functools.partial(udf, compile=compile)
+    with ShortTraceback():
+        if isinstance(fn, UdfFunction):
+            fn = fn.python
+        if not callable(fn):
+            raise BadArgument("udf takes a function", at=here(), found=repr(fn))
+        if not compile:
+            return UdfFunction(fn, _python_udf(fn))
+        from scalein.udf.body import compile_function
+        from scalein.udf.python_source import read_source
+
+        return UdfFunction(fn, compile_function(read_source(fn)))
 
 
-def _make_udf(fn: Callable[..., Any], *, compile: bool) -> UdfFunction:
-    if isinstance(fn, UdfFunction):
-        fn = fn.python
-    if not callable(fn):
-        raise BadArgument("udf takes a function", at=here(), found=repr(fn))
-    if not compile:
-        return UdfFunction(fn, _python_udf(fn))
-    from scalein.udf.body import compile_function
-    from scalein.udf.python_source import read_source
+class Udaf:
+    """The result of `@si.udaf`: called with columns it is an aggregate of them. `python` is the original class."""
 
-    return UdfFunction(fn, compile_function(read_source(fn)))
+    def __init__(self, python: type, ir: UserAggregate) -> None:
+        functools.update_wrapper(self, python, updated=())
+        self.python, self.ir = python, ir
+
+    def __call__(self, *columns: object) -> Column:
+        at, name = here(), self.ir.acc.name
+        given = [as_column(column, name) for column in columns]
+        if len(given) != len(self.ir.params):
+            raise BadArgument(f"{name} takes {len(self.ir.params)} columns", at=at, found=str(len(given)),
+                              takes=", ".join(map(repr, self.ir.params)))
+        return aggregate_of("udaf", given, (self.ir,), at)
+
+    def __repr__(self) -> str:
+        return f"<udaf {self.ir.acc.name}({', '.join(map(repr, self.ir.params))})>"
+
+    def __reduce__(self) -> str:
+        return self.python.__qualname__  # pickled like a class: by its name
+
+
+def udaf(cls: type) -> Udaf:
+    """A class as an aggregate of columns, compiled: typed fields with defaults are what a group remembers.
+
+    `update` counts a row in, `merge` the rows of another group, and `finish` gives the result. A group with the
+    defaults has no rows, so merging one changes nothing; rows and groups come in any order. A row in which an argument
+    is null does not count, unless its type has `| None`; where no row counted, the result is null. Fields are of type
+    float, int or bool, or one of them with None; the code is that of `@si.udf`, and refused as there.
+
+    >>> import math, pyarrow as pa, scalein as si
+    >>> from scalein import col
+    >>> @si.udaf
+    ... class GeometricMean:
+    ...     logs: float = 0.0
+    ...     n: int = 0
+    ...
+    ...     def update(self, x: float):
+    ...         self.logs += math.log(x)
+    ...         self.n += 1
+    ...
+    ...     def merge(self, other):
+    ...         self.logs += other.logs
+    ...         self.n += other.n
+    ...
+    ...     def finish(self) -> float:
+    ...         return math.exp(self.logs / self.n)
+    >>> flow = si.from_arrow(pa.table({"k": ["a", "a", "b"], "x": [2.0, 8.0, 5.0]}))
+    >>> flow.group_by("k").agg(g=GeometricMean(col("x")).round(6)).collect().sort_by("k").to_pydict()
+    {'k': ['a', 'b'], 'g': [4.0, 5.0]}
+    """
+    with ShortTraceback():
+        if not isinstance(cls, type):
+            raise BadArgument("udaf takes a class", at=here(), found=repr(cls))
+        from scalein.udf.classes import compile_udaf
+
+        return Udaf(cls, compile_udaf(cls))
+
+
+class ProcessClass:
+    """The result of `@si.process`. `python` is the original class."""
+
+    def __init__(self, python: type, compile: bool = True, outputs: Mapping[str, object] | None = None) -> None:
+        self.python, self._compiles, self._outputs = python, compile, outputs
+        self.__doc__ = python.__doc__
+
+    def over(self, schema: Schema, time: str = "", ttl: int = 0) -> ProcessBody:
+        """The class over rows of a schema, whose event time is the column `time`; raises `CannotCompile`."""
+        from scalein.udf.process_class import compile_process, python_process
+
+        if not self._compiles:
+            return python_process(self.python, schema, self._outputs, time, ttl)
+        return compile_process(self.python, schema, time, ttl)
+
+    def __repr__(self) -> str:
+        return f"<process {self.python.__name__}>"
+
+
+@overload
+def process(cls: type, /) -> ProcessClass: ...
+@overload
+def process(*, compile: bool = True,
+            outputs: Mapping[str, object] | None = None) -> Callable[[type], ProcessClass]: ...
+def process(cls: type | None = None, /, *, compile: bool = True,
+            outputs: Mapping[str, object] | None = None) -> ProcessClass | Callable[[type], ProcessClass]:
+    """A class as a state machine for `group_by(...).process(...)`: see there.
+
+    With `compile=False` it runs as plain Python, row by row: any code, and slow. Its fields have types all the same, as
+    they are what is stored. The types of the rows that it yields are found as for a compiled class; where its code
+    cannot be compiled, `outputs` says them.
+
+    >>> import pyarrow as pa, scalein as si
+    >>> @si.process(compile=False, outputs={"words": int})
+    ... class Words:
+    ...     n: int = 0
+    ...
+    ...     def on_row(self, row):
+    ...         self.n += len(row.text.split())
+    ...         yield {"words": self.n}
+    >>> flow = si.from_arrow(pa.table({"k": [1, 1], "text": ["a b", "c"]})).group_by("k").process(Words)
+    >>> flow.collect().to_pydict()
+    {'k': [1, 1], 'words': [2, 3]}
+    """
+    if cls is None:
+        return functools.partial(ProcessClass, compile=compile, outputs=outputs)
+    if not isinstance(cls, type):
+        raise BadArgument("process takes a class", at=here(), found=repr(cls))
+    return ProcessClass(cls, compile, outputs)
 
 
 def _python_udf(fn: Callable[..., Any]) -> PythonUdf:

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from scalein.dtypes import BOOL, F64, I64, STR, DType
+from scalein.dtypes import BOOL, F64, I64, STR, DType, Kind
 from scalein.ir.exprs import Lit
-from scalein.ir.udf import Apply, Part
+from scalein.ir.udf import NOTHING, TEXTS, Apply, Choose, Item, Part, is_tuple, items_of, tuple_of
 
 NUMBERS = (BOOL, I64, F64)  # each can represent those before it
-NAMES = {BOOL: "bool", I64: "int", F64: "float", STR: "str", None: "None"}
+
+
+class _Names(dict[DType | None, str]):
+    """What users call a type; times have a unit, which is not shown, and tuples have items."""
+
+    def __missing__(self, dtype: DType | None) -> str:
+        assert dtype is not None
+        if not is_tuple(dtype):
+            return {Kind.TS: "si.Timestamp", Kind.DUR: "si.Duration"}.get(dtype.kind, repr(dtype))
+        items = [f"{self[item]} | None" if nullable else self[item] for item, nullable in items_of(dtype)]
+        return f"tuple[{', '.join(items)}]"
+
+
+def is_settled(dtype: DType | None) -> bool:
+    """Whether the types of all of a tuple's items are known."""
+    if dtype is None or not is_tuple(dtype):
+        return dtype != NOTHING
+    return all(is_settled(item) for item, _ in items_of(dtype))
+
+
+NAMES = _Names({NOTHING: "None", BOOL: "bool", I64: "int", F64: "float", STR: "str", TEXTS: "list[str]", None: "None"})
 _INT_RANGE = I64.int_range()
 
 
@@ -22,7 +43,22 @@ def common(dtypes: Iterable[DType | None]) -> DType | None:
     found = {dtype for dtype in dtypes if dtype is not None}
     if len(found) == 1:
         return found.pop()
-    return max(found, key=NUMBERS.index) if found and STR not in found else None
+    if found and all(map(is_tuple, found)):
+        return _common_tuple([items_of(dtype) for dtype in found])
+    return max(found, key=NUMBERS.index) if found and found.issubset(NUMBERS) else None
+
+
+def _common_tuple(tuples: list[list[Item]]) -> DType | None:
+    if len({len(items) for items in tuples}) > 1:
+        return None
+    items: list[Item] = []
+    for each in zip(*tuples, strict=True):
+        found = [item for item, _ in each if item != NOTHING]
+        dtype = common(found) if found else NOTHING
+        if dtype is None:
+            return None
+        items.append((dtype, any(nullable for _, nullable in each)))
+    return tuple_of(items)
 
 
 def convert(part: Part, dtype: DType) -> Part:
@@ -31,12 +67,19 @@ def convert(part: Part, dtype: DType) -> Part:
         return part
     if isinstance(part, Lit):
         return constant(part.value, dtype)
+    if is_tuple(dtype):
+        if isinstance(part, Apply) and part.fn == "tuple":
+            items = [convert(item, typ) for item, (typ, _) in zip(part.args, items_of(dtype), strict=True)]
+            return replace(part, args=tuple(items), dtype=dtype)
+        if isinstance(part, Choose):
+            return replace(part, then=convert(part.then, dtype), otherwise=convert(part.otherwise, dtype), dtype=dtype)
+        return Apply("to_tuple", (part,), dtype, part.nullable)
     return Apply("to_float" if dtype == F64 else "to_int", (part,), dtype, part.nullable)
 
 
 def constant(value: object, dtype: DType) -> Lit:
     """A constant of a type that can hold it."""
-    if value is None or dtype in (STR, BOOL):
+    if value is None or dtype not in (I64, F64):
         return Lit(value, dtype)
     assert isinstance(value, int | float)
     return Lit(float(value) if dtype == F64 else int(value), dtype)
@@ -67,4 +110,6 @@ def truth(part: Part) -> Part:
     """Whether the part is true in Python."""
     if isinstance(part, Lit):
         return Lit(bool(part.value), BOOL)
+    if part.dtype is not None and part.dtype.kind is Kind.TS:  # every time is true
+        return Apply("not", (Apply("is_none", (part,), BOOL),), BOOL) if part.nullable else Lit(True, BOOL)
     return part if part.dtype == BOOL and not part.nullable else Apply("truth", (part,), BOOL)

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Sequence
 from typing import NoReturn
 
 from scalein.dtypes import BOOL, F64, I64, STR, DType
 from scalein.ir.exprs import Lit
-from scalein.ir.udf import Apply, Choose, Either, Invoke, Let, Local, Part, PythonUdf, Udf, Variable
-from scalein.udf import calls
-from scalein.udf.conversions import NAMES, NUMBERS, common, convert, plain_constant, truth
+from scalein.ir.udf import (
+    NOTHING,
+    TEXTS,
+    Apply,
+    Choose,
+    Either,
+    Invoke,
+    Let,
+    Local,
+    Part,
+    PythonUdf,
+    Udf,
+    Variable,
+    is_tuple,
+    items_of,
+    tuple_of,
+)
+from scalein.udf import calls, text_methods
+from scalein.udf.conversions import NAMES, NUMBERS, common, convert, is_settled, plain_constant, truth
 from scalein.udf.known import Known
 from scalein.udf.python_source import Source
 
@@ -25,14 +40,11 @@ _COMPARE: dict[type[ast.cmpop], str] = {
     ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
 }  # fmt: skip
 _REFUSED: dict[type[ast.expr], str] = {
-    ast.List: "a list", ast.Tuple: "a tuple", ast.Set: "a set", ast.Dict: "a dict", ast.ListComp: "a comprehension",
+    ast.List: "a list", ast.Set: "a set", ast.Dict: "a dict", ast.ListComp: "a comprehension",
     ast.SetComp: "a comprehension", ast.DictComp: "a comprehension", ast.GeneratorExp: "a generator",
     ast.Lambda: "a lambda", ast.Await: "await", ast.NamedExpr: "an assignment inside an expression",
     ast.Yield: "yield", ast.YieldFrom: "yield", ast.Starred: "a starred argument",
 }  # fmt: skip
-# Methods of text that are compiled, with the numbers of arguments they take.
-_METHODS = {"startswith": (1,), "endswith": (1,), "upper": (0,), "lower": (0,), "strip": (0, 1), "lstrip": (0, 1),
-            "rstrip": (0, 1), "replace": (2,)}  # fmt: skip
 _MAX_COMPARED = 32  # values that `x in (...)` is compared with one after the other
 
 
@@ -72,8 +84,10 @@ class Exprs:
                 return self._call(node, known)
             case ast.JoinedStr(values):
                 return join_texts([self._formatted(each, known) for each in values], node.lineno)
+            case ast.Tuple(items) if items and not any(isinstance(item, ast.Starred) for item in items):
+                return self._tuple(node, [self.read(item, known) for item in items])
             case ast.Subscript(base, index):
-                return self._part_of_text(node, base, index, known)
+                return self._subscript(node, self.value(base, known), index, known)
             case _:
                 raise self.source.refuse(node, f"{_REFUSED.get(type(node), 'this')} is not supported")
 
@@ -113,7 +127,7 @@ class Exprs:
                 for part in parts:
                     found.append(self.condition(part, known))
                     known = known.given(part, fn == "and")
-                return _join_conditions(fn, found, BOOL)
+                return join_conditions(fn, found, BOOL)
             case _:
                 return truth(self.read(node, known))
 
@@ -146,11 +160,23 @@ class Exprs:
         variable = self.types[name]
         return Local(name, variable.dtype, variable.nullable and name not in known.not_none)
 
+    def _tuple(self, node: ast.AST, items: list[Part]) -> Part:
+        types = [(item.dtype or NOTHING, item.nullable) for item in items]
+        return Apply("tuple", tuple(items), tuple_of(types))
+
+    def settled(self, node: ast.AST, part: Part) -> Part:
+        """The part, whose type is known altogether."""
+        if not is_settled(part.dtype):
+            raise self.source.refuse(node, "the type of an item is not known", "`x: float | None = None` says it")
+        return part
+
     def _captured(self, node: ast.expr) -> Part:
         value = self.source.outside(node)
         found = plain_constant(value)
         if type(value) is int:
             return self._constant(node, value)
+        if type(value) is tuple and value:
+            return self._tuple(node, [self._constant(node, item) for item in value])
         if found is None or value is None:
             raise self.source.refuse(node, f"{ast.unparse(node)} is not a constant, but of type {type(value).__name__}",
                                      "a udf may use int, float, bool and str constants, math and other udfs")
@@ -173,6 +199,9 @@ class Exprs:
             return Apply(_BITS[type(op)], (left, right), BOOL)
         if left.dtype == right.dtype == STR and isinstance(op, ast.Add):
             return join_texts([left, right], line)
+        if isinstance(op, ast.Mult) and {left.dtype, right.dtype} == {STR, I64}:
+            text, count = (left, right) if left.dtype == STR else (right, left)
+            return Apply("repeat", (text, count), STR, line=line)
         if STR in (left.dtype, right.dtype):
             reason = "text can be compared and joined with text, but not computed with"
             hint = ['write f"{s}{n}", or str(n)'] if isinstance(op, ast.Add) else []
@@ -213,7 +242,7 @@ class Exprs:
                 bindings.append((local, parts[number]))
                 parts[number] = local
         tests = [self._test(node, op, a, b) for op, a, b in zip(node.ops, parts, parts[1:], strict=False)]
-        result = _join_conditions("and", tests, BOOL)
+        result = join_conditions("and", tests, BOOL)
         for local, part in reversed(bindings):
             result = Let(local.name, part, result, BOOL)
         return result
@@ -235,10 +264,30 @@ class Exprs:
                 for side in (left, right):
                     if isinstance(side, ast.Constant) and side.value is None:
                         raise self.source.refuse(node, "None is compared with is", "write `x is None`")
+                both = [self.read(side, known) for side in (left, right)]
+                if isinstance(op, ast.Eq | ast.NotEq) and any(part.nullable for part in both):
+                    same = self._same_or_none(node, *both)
+                    return same if isinstance(op, ast.Eq) else _not(same)
                 return self._test(node, op, self.value(left, known), self.value(right, known))
 
+    def _same_or_none(self, node: ast.expr, left: Part, right: Part) -> Part:
+        """`==` of values that may be None, which equals itself."""
+        locals_ = [self.new_local(_type(part), part.nullable) for part in (left, right)]
+        is_none = [Apply("is_none", (local,), BOOL) if local.nullable else Lit(False, BOOL) for local in locals_]
+        values = [Local(local.name, local.dtype) for local in locals_]
+        found: Part = self._test(node, ast.Eq(), *values)
+        found = join_conditions("and", [_not(is_none[1]), found], BOOL)
+        found = found if is_none[0] == Lit(False, BOOL) else Choose(is_none[0], is_none[1], found, BOOL)
+        for local, part in zip(reversed(locals_), (right, left), strict=True):
+            found = Let(local.name, part, found, BOOL)
+        return found
+
     def _test(self, node: ast.expr, op: ast.cmpop, left: Part, right: Part) -> Part:
-        if (left.dtype == STR) != (right.dtype == STR):
+        is_nested = any(_type(part).is_nested for part in (left, right))
+        if is_nested or (left.dtype != right.dtype and not {left.dtype, right.dtype}.issubset(NUMBERS)):
+            if left.dtype == right.dtype:
+                raise self.source.refuse(node, f"values of type {NAMES[left.dtype]} are not compared as a whole",
+                                         "compare their items")
             raise self.source.refuse(node, f"{NAMES[left.dtype]} and {NAMES[right.dtype]} cannot be compared")
         if left.dtype != right.dtype:  # a bool is a number beside one; int and float are compared exactly
             left, right = (convert(part, I64) if part.dtype == BOOL else part for part in (left, right))
@@ -248,16 +297,30 @@ class Exprs:
     def _contains(self, node: ast.Compare, left: ast.expr, right: ast.expr, known: Known) -> Part:
         """`"text" in s`, or `x in (1, 2, 3)`."""
         part = self.value(left, known)
-        if isinstance(right, ast.Tuple | ast.List | ast.Set):
-            if len(right.elts) > _MAX_COMPARED:
+        among = self._among(node, right, known)
+        if among is not None:
+            if len(among) > _MAX_COMPARED:
                 raise self.source.refuse(node, f"more than {_MAX_COMPARED} values are not looked through")
             local = self.new_local(_type(part))
-            tests = [self._test(node, ast.Eq(), local, self.value(each, known)) for each in right.elts]
-            return Let(local.name, part, _join_conditions("or", tests, BOOL) if tests else Lit(False, BOOL), BOOL)
+            tests = [self._test(node, ast.Eq(), local, each) for each in among]
+            return Let(local.name, part, join_conditions("or", tests, BOOL) if tests else Lit(False, BOOL), BOOL)
         text = self.value(right, known)
+        if text.dtype == TEXTS and part.dtype == STR:
+            return Apply("among", (text, part), BOOL)
         if text.dtype != STR or part.dtype != STR:
             raise self.source.refuse(node, "in looks for a text in a text, or for a value in a tuple")
         return Apply("contains", (text, part), BOOL)
+
+    def _among(self, node: ast.Compare, right: ast.expr, known: Known) -> list[Part] | None:
+        """The values that `in` looks through: written here, or a constant collection."""
+        if isinstance(right, ast.Tuple | ast.List | ast.Set):
+            return [self.value(each, known) for each in right.elts]
+        if isinstance(right, ast.Name | ast.Attribute) and not self.is_value(right):
+            given = self.source.outside(right)
+            if isinstance(given, tuple | list | set | frozenset):
+                constants = sorted(given) if isinstance(given, set | frozenset) else given
+                return [self._constant(node, each) for each in constants]
+        return None
 
     # --- choices
 
@@ -270,7 +333,7 @@ class Exprs:
         parts = self.unify(node, parts)
         if parts[0].dtype is None:
             return Lit(None)
-        return _join_conditions(fn, parts, _type(parts[0]))
+        return join_conditions(fn, parts, _type(parts[0]))
 
     def _choose(self, node: ast.IfExp, known: Known) -> Part:
         condition = self.condition(node.test, known)
@@ -289,61 +352,64 @@ class Exprs:
         match node.func:
             case ast.Name(name) if name in self.names:
                 raise self.source.refuse(node, f"{name!r} is a local, not a function")
-            case ast.Attribute(base, method) if self._is_value(base):
-                return self._method(node, base, method, known)
+            case ast.Attribute(base, method) if self.is_value(base):
+                found = text_methods.call(self, node, self.value(base, known), method, known)
+                if found is None:
+                    self._refuse_call(node, f"there is no compiled method {method!r}, or not with these arguments")
+                return found
         called = self.source.outside(node.func)
         udf = getattr(called, "ir", None)
         if isinstance(udf, Udf):
             return self._invoke(node, called, udf, known)
         if isinstance(udf, PythonUdf):
             self._refuse_call(node, f"the udf {udf.name!r} is not compiled (compile=False)")
-        if node.keywords:
+        if node.keywords and not calls.takes_keywords(called):
             self._refuse_call(node, f"{ast.unparse(node.func)} takes no keywords here")
         found = calls.call(self, node, called, known)
         if found is None:
-            self._refuse_call(node, f"{ast.unparse(node.func)} is not compiled, or not with these arguments")
+            hint = calls.hint(called)
+            raise self.source.refuse(node, f"{ast.unparse(node.func)} is not compiled, or not with these arguments",
+                                     *([hint] if hint else []))
         return found
 
     def _refuse_call(self, node: ast.Call, reason: str) -> NoReturn:
         raise self.source.refuse(node, reason)
 
-    def _is_value(self, node: ast.expr) -> bool:
+    def is_value(self, node: ast.expr) -> bool:
         """Whether an attribute's base is a value, not a module."""
         while isinstance(node, ast.Attribute):
             node = node.value
         return not isinstance(node, ast.Name) or node.id in self.names or isinstance(self.source.outside(node), str)
 
-    def _method(self, node: ast.Call, base: ast.expr, method: str, known: Known) -> Part:
-        text = self.value(base, known)
-        counts = _METHODS.get(method)
-        if text.dtype != STR or counts is None or node.keywords:
-            self._refuse_call(node, f"there is no compiled method {method!r}")
-        args = [self.value(arg, known) for arg in node.args]
-        if len(args) not in counts or any(arg.dtype != STR for arg in args):
-            self._refuse_call(node, f"{method} takes {' or '.join(map(str, counts))} texts here")
-        match method:
-            case "startswith" | "endswith":
-                return Apply(f"{method.removesuffix('with')}_with", (text, *args), BOOL)
-            case "strip" | "lstrip" | "rstrip" if args and not isinstance(args[0], Lit):
-                self._refuse_call(node, f"the characters of {method} are a constant text")
-            case "replace" if not (isinstance(args[0], Lit) and args[0].value):
-                self._refuse_call(node, "replace looks for a constant text that is not empty")
-        return Apply(method, (text, *args), STR, line=node.lineno)
-
     # --- text
 
-    def _part_of_text(self, node: ast.expr, base: ast.expr, index: ast.expr, known: Known) -> Part:
-        """`s[0]`, `s[-1]`, `s[1:]`, `s[a:b]`: Python's, by code points."""
-        text = self.value(base, known)
-        if text.dtype != STR:
-            raise self.source.refuse(node, f"only a text has parts, not {NAMES[text.dtype]}")
+    def _subscript(self, node: ast.expr, part: Part, index: ast.expr, known: Known) -> Part:
+        """`pair[0]`, `pieces[-1]`, `s[0]`, `s[-1]`, `s[1:]`, `s[a:b]`, `s[::-1]`: Python's, by code points."""
+        if is_tuple(part.dtype):
+            place = self.read(index, known) if not isinstance(index, ast.Slice) else None
+            items = items_of(_type(part))
+            if not (isinstance(place, Lit) and type(place.value) is int and -len(items) <= place.value < len(items)):
+                raise self.source.refuse(node, f"the index of a tuple of {len(items)} is a constant within it")
+            number = place.value % len(items)
+            self.settled(node, part)
+            return Apply("item", (part, Lit(number, I64)), *items[number])
+        if part.dtype == TEXTS and not isinstance(index, ast.Slice):
+            return Apply("item", (part, self.integer(index, known)), STR, line=node.lineno)
+        if part.dtype != STR:
+            if part.dtype == TEXTS:
+                raise self.source.refuse(node, "a slice of what split gives is not supported",
+                                         "split fewer times: `first, rest = s.split(sep, 1)`")
+            raise self.source.refuse(node, f"only a text, what split gives and a tuple have parts, "
+                                           f"not {NAMES[part.dtype]}")
         if not isinstance(index, ast.Slice):
-            return Apply("char", (text, self.integer(index, known)), STR, line=node.lineno)
+            return Apply("char", (part, self.integer(index, known)), STR, line=node.lineno)
         if index.step is not None:
-            raise self.source.refuse(node, "a slice with a step is not supported")
+            if ast.unparse(index) == "::-1":
+                return Apply("reversed", (part,), STR, line=node.lineno)
+            raise self.source.refuse(node, "a slice with a step is not supported", "only s[::-1], the text reversed")
         bounds = [Lit(default, I64) if bound is None else self.integer(bound, known)
                   for bound, default in ((index.lower, 0), (index.upper, I64.int_range()[1]))]
-        return Apply("slice", (text, *bounds), STR)
+        return Apply("slice", (part, *bounds), STR)
 
     def _formatted(self, node: ast.expr, known: Known) -> Part:
         """A piece of an f-string."""
@@ -354,15 +420,7 @@ class Exprs:
             raise self.source.refuse(node, f"!{chr(node.conversion)} in an f-string is not supported")
         if node.format_spec is None:
             return self.as_text(node, part)
-        given = ast.unparse(node.format_spec)[2:-1]
-        digits = re.fullmatch(r"\.(\d{1,2})f", given)
-        if digits is None or part.dtype not in (F64, I64):
-            hint = "formats such as {x:.2f} are; @si.udf(compile=False) runs it as plain Python"
-            if padded := re.fullmatch(r"0(\d)d?", given):
-                count = int(padded[1])
-                hint = f'("{"0" * count}" + str(x))[-{count}:] pads a number of up to {count} digits'
-            raise self.source.refuse(node, f"the format {given!r} of {NAMES[part.dtype]} is not supported", hint)
-        return Apply("fixed", (convert(part, F64), Lit(int(digits[1]), I64)), STR, line=node.lineno)
+        return text_methods.formatted(self, node, part, ast.unparse(node.format_spec)[2:-1])
 
     def as_text(self, node: ast.expr, part: Part) -> Part:
         """What `str` gives."""
@@ -425,7 +483,7 @@ def _connective(op: ast.boolop) -> str:
     return "and" if isinstance(op, ast.And) else "or"
 
 
-def _join_conditions(fn: str, parts: Sequence[Part], dtype: DType) -> Part:
+def join_conditions(fn: str, parts: Sequence[Part], dtype: DType) -> Part:
     """The parts joined from the last: `a and (b and c)`; a constant that decides ends the chain."""
     result = parts[-1]
     for part in reversed(parts[:-1]):

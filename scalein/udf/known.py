@@ -51,6 +51,10 @@ def not_none_if(test: ast.expr, truth: bool) -> Names:
             return _NO_NAMES if truth else frozenset((name,))
         case ast.Compare(ast.Name(name), [ast.IsNot()], [ast.Constant(None)]):
             return frozenset((name,)) if truth else _NO_NAMES
+        case ast.Compare(ast.Name(name), [ast.Eq()], [ast.Constant()]):
+            return frozenset((name,)) if truth else _NO_NAMES
+        case ast.Compare(ast.Name(name), [ast.NotEq()], [ast.Constant()]):
+            return _NO_NAMES if truth else frozenset((name,))
         case ast.UnaryOp(ast.Not(), inner):
             return not_none_if(inner, not truth)
         case ast.BoolOp(op, parts):

@@ -72,6 +72,13 @@ def _window(maker: Maker) -> Node | None:
         size, every = maker.rng.choice([("10s", "5s"), ("1h", "20m"), ("1d", "1d"), ("3s", "2s"), ("1000d", "300d")])
     else:
         size, every = maker.rng.choice([(7, 7), (10, 5), (100, 30), (3, 2), (1, 1)])
-    if size == every or maker.rng.random() < 0.5:
-        return replace(plain(f"si.tumbling({time.name!r}, {size!r})"), dtype=time.dtype)
-    return replace(plain(f"si.sliding({time.name!r}, {size!r}, every={every!r})"), dtype=time.dtype)
+    if maker.rng.random() < 0.25:
+        return replace(plain(f"si.session({time.name!r}, gap={size!r})"), dtype=time.dtype)
+    offset = ""
+    if time.dtype.is_signed and maker.rng.random() < 0.3:
+        offset = f", offset={maker.rng.choice(['7s', '-3h'] if time.dtype.kind is Kind.TS else [4, -1])!r}"
+    if size == every or maker.rng.random() < 0.4:
+        return replace(plain(f"si.tumbling({time.name!r}, {size!r}{offset})"), dtype=time.dtype)
+    if maker.rng.random() < 0.4 and (size, every) not in (("3s", "2s"), ("1000d", "300d"), (100, 30), (3, 2)):
+        return replace(plain(f"si.cumulate({time.name!r}, {size!r}, step={every!r}{offset})"), dtype=time.dtype)
+    return replace(plain(f"si.sliding({time.name!r}, {size!r}, every={every!r}{offset})"), dtype=time.dtype)

@@ -329,6 +329,7 @@ _ALL_AGGS = [
     AggRule("approx_n_unique", (is_any,), "{0}.approx_n_unique()"),
     AggRule("approx_quantile", (is_number,), "{0}.approx_quantile(0.7)", exact=lambda dtype: False,
             wants_tame=is_float),
+    AggRule("udaf", (is_number, is_int), "udfs.Totals({0}, {1})", exact=lambda dtype: False, wants_tame=is_number),
     AggRule("collect", (is_any,), "{0}.collect()", ordered=True, weight=4),
     AggRule("top_k", (is_any, lambda t: is_number(t) or t.kind in TIMES), "{0}.top_k(3, {1})", ordered=True, weight=4),
 ]  # fmt: skip

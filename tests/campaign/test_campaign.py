@@ -86,7 +86,9 @@ def test_every_function_and_aggregate_is_generated(makers: list[Maker]) -> None:
 
 def test_every_operator_is_generated(makers: list[Maker]) -> None:
     flows = (_built(maker.spec()) for maker in makers[:700])
-    known = {vars(ops)[name] for name in ops.__all__} - {ops.Op, ops.By}
+    # tests/differential/test_stream_join.py, tests/test_process.py, tests/differential/test_over.py
+    others = {ops.StreamJoin, ops.BufferedJoin, ops.JoinSides, ops.Process, ops.Over, ops.AssignWindows}
+    known = {vars(ops)[name] for name in ops.__all__ if isinstance(vars(ops)[name], type)} - {ops.Op, ops.By} - others
     assert {type(op) for flow in flows for op in walk_ops(flow.op)} == known
 
 

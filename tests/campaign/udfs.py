@@ -41,6 +41,29 @@ def digits(x: int) -> int:
     return len(str(abs(x)))
 
 
+@si.udaf
+class Totals:
+    """The sum of squares of what is small, and half for each row without a second value."""
+
+    total: float = 0.0
+    n: int = 0
+    any_large: bool = False
+
+    def update(self, x: float, y: int | None) -> None:
+        if not -1e6 < x < 1e6:
+            self.any_large = True
+            return
+        self.total += x * x
+        self.n += 1 if y is None else 2
+
+    def merge(self, other: Totals) -> None:
+        self.total, self.n = self.total + other.total, self.n + other.n
+        self.any_large = self.any_large or other.any_large
+
+    def finish(self) -> float | None:
+        return None if self.any_large else self.total / max(self.n, 1)
+
+
 def same(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch as it is."""
     return batch

@@ -23,7 +23,7 @@ def test_an_unknown_verb_gets_a_guess(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["dmeo"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "scalein: no command 'dmeo'",
-        "  has    demo, doctor, explain, state",
+        "  has    bench, demo, doctor, explain, run, sql, state",
         "  hint   did you mean 'demo'?",
     ]
 

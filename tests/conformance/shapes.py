@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +44,39 @@ def _add_one(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch({"k": batch.column("k"), "y": pc.add(batch.column("x"), 1)})
 
 
-TUMBLING, SLIDING = si.tumbling("t", "30ms"), si.sliding("t", "40ms", every="15ms")
+@si.udaf
+class Mean:
+    total: float = 0.0
+    n: int = 0
+
+    def update(self, x: float) -> None:
+        self.total += x
+        self.n += 1
+
+    def merge(self, other: Mean) -> None:
+        self.total += other.total
+        self.n += other.n
+
+    def finish(self) -> float:
+        return self.total / self.n
+
+
+@si.process
+class Later:
+    """Yields the first row of each time, with the rows before: rows of one time have no order on Spark."""
+
+    last: si.Timestamp | None = None
+    n: int = 0
+
+    def on_row(self, row: Any) -> Any:
+        if self.last is None or row.t > self.last:
+            yield {"t": row.t, "before": self.n}
+        self.last = row.t
+        self.n += 1
+
+
+TUMBLING, SLIDING = si.tumbling("t", "30ms", offset="10ms"), si.sliding("t", "40ms", every="15ms")
+CUMULATING = si.cumulate("t", "60ms", step="15ms", offset="20ms")
 WINDOW = ("window_start", "window_end")
 
 SHAPES = [
@@ -66,6 +99,10 @@ SHAPES = [
     Shape("`group_by`", lambda s: s.group_by("k", "g").agg(**AGGS), ("k", "g")),
     Shape("`group_by` without keys", lambda s: s.group_by().agg(**AGGS), ()),
     Shape("`group_by`: `n_unique`, `quantile`, `var`", lambda s: s.group_by("g").agg(**LARGE), ("g",)),
+    Shape("aggregates of the user's (`@si.udaf`)", lambda s: s.group_by("g").agg(m=Mean(col("f")), n=Mean(col("x"))),
+          ("g",)),
+    Shape("`process` of a class", lambda s: s.filter(col("x").is_not_null()).group_by("k", g=col("g") % 2).process(
+        Later)),
     Shape("`group_by` after a join", lambda s: s.join(NAMES, on="k").group_by("name").agg(w=col("weight").sum()),
           ("name",)),
     Shape("`filter` of groups", lambda s: s.group_by("k").agg(n=si.count()).filter(col("n") > 2), ("k",)),
@@ -77,9 +114,28 @@ SHAPES = [
     Shape("tumbling windows", lambda s: s.group_by("k", TUMBLING).agg(**AGGS), ("k", *WINDOW)),
     Shape("tumbling windows: `n_unique`, `quantile`, `var`", lambda s: s.group_by("g", TUMBLING).agg(**LARGE),
           ("g", *WINDOW)),
+    Shape("sliding windows: `@si.udaf`", lambda s: s.group_by("g", SLIDING).agg(m=Mean(col("f")), n=si.count()),
+          ("g", *WINDOW)),
     Shape("sliding windows", lambda s: s.group_by("g", SLIDING).agg(**AGGS), ("g", *WINDOW)),
     Shape("sliding windows: `n_unique`, `quantile`, `var`", lambda s: s.group_by("g", SLIDING).agg(**LARGE),
           ("g", *WINDOW)),
+    Shape("cumulating windows", lambda s: s.group_by("g", CUMULATING).agg(**AGGS), ("g", *WINDOW)),
+    Shape("cumulating windows: `n_unique`, `quantile`, `var`", lambda s: s.group_by("g", CUMULATING).agg(**LARGE),
+          ("g", *WINDOW)),
+    Shape("sessions", lambda s: s.group_by("g", si.session("t", gap="25ms")).agg(**AGGS), ("g", *WINDOW)),
+    Shape("sessions: `@si.udaf`", lambda s: s.filter(col("x") > 0).group_by(si.session("t", gap="9ms")).agg(
+        m=Mean(col("f")), n=si.count()), WINDOW),
+    Shape("sessions: `n_unique`, `quantile`, `var`", lambda s: s.group_by("k", si.session("t", gap="60ms")).agg(
+        **LARGE), ("k", *WINDOW)),
+    Shape("windows of sessions", lambda s: s.group_by("k", si.session("t", gap="15ms")).agg(n=si.count()).group_by(
+        si.tumbling("window_start", "60ms")).agg(most=col("n").max(), groups=si.count()), WINDOW),
+    Shape("`over`: frames of a time", lambda s: s.select("k", "x", "t", near=si.count().over(
+        "k", order_by="t", within="30ms"), most=col("x").max().over("k", order_by="t", within="30ms"))),
+    Shape("`over`: all rows with a key", lambda s: s.select("g", "x", total=col("x").sum().over("g"))),
+    Shape("`top_k` of groups in windows", lambda s: s.select("g", "x", "t").group_by("g", TUMBLING).top_k(
+        2, by=["x", "t"])),
+    Shape("`top_k` of groups", lambda s: s.select("g", "x", "t").group_by("g").top_k(2, by=["x", "t"])),
+    Shape("`distinct` within a time", lambda s: s.select("k", "t").distinct("k", within="50ms")),
     Shape("`filter` of windows", lambda s: s.filter(col("x") > 0).group_by("k", TUMBLING).agg(n=si.count()).filter(
         col("n") > 1), ("k", *WINDOW)),
     Shape("windows of a union", lambda s: s.select("k", "t").union(s.select("k", t=col("t"))).group_by(
@@ -88,6 +144,19 @@ SHAPES = [
         si.tumbling("window_start", "60ms")).agg(most=col("n").max(), groups=si.count()), WINDOW),
     Shape("`group_by` of windows", lambda s: s.group_by("k", TUMBLING).agg(n=si.count()).group_by("k").agg(
         most=col("n").max()), ("k",)),
+    Shape("`join` of streams in windows", lambda s: s.select("k", "t", "x").join(
+        s.select("k", "t", y=col("x")), on="k", within=si.tumbling("t", "30ms"), how="outer")),
+    Shape("`join` of streams by interval", lambda s: s.select("k", "t", "x").filter(col("x") > 0).join(
+        s.select("k", "t", "g"), on="k", between=("-20ms", "35ms"), how="left")),
+    Shape("`join` of streams: all rows", lambda s: s.select("k", "x").join(s.select("k", "g"), on="k", keep="forever",
+                                                                           how="right")),
+    Shape("`join` of streams: all rows that match", lambda s: s.select("k", "x").join(s.select("k", "g"), on="k",
+                                                                                      keep="forever")),
+    Shape("`join_asof`", lambda s: s.select("k", "t", "x").join_asof(
+        s.select("k", "t", at=col("t")), on="t", by="k", tolerance="15ms", strategy="nearest")),
+    Shape("joins of joins of streams", lambda s: s.select("k", "t", "x").join(
+        s.select("k", "t", "g"), on="k", between=("-20ms", "35ms")).join(
+        s.select("g", "t", "f"), on="g", keep="10ms", how="anti")),
     Shape("`sort`, `top_k` of windows", lambda s: s.group_by("k", TUMBLING).agg(n=si.count()).select(
         "n", "k", "window_start").top_k(3, ["n", "window_start", "k"])),
 ]  # fmt: skip

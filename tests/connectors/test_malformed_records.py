@@ -151,6 +151,21 @@ def test_a_quote_that_is_not_closed_spoils_few_lines(lines: list[str], bad: list
     assert found["a"].to_pylist() == [int(each.split(",")[0]) for k, each in enumerate(lines) if k + 2 not in bad]
 
 
+@pytest.mark.parametrize("cut", ['3,"z\n4', '3,"', '3,"z""', '"3', "3"])
+def test_a_file_that_was_cut_is_not_read_as_a_whole_one(cut: str, tmp_path: Path) -> None:
+    """Within a record: its quote is open at the end, or it lacks fields."""
+    path, failed = tmp_path / "1.csv", si.to_memory()
+    path.write_text(f'a,b\n1,"x\ny"\n2,5" pipe\n{cut}')
+    flow = si.read_csv(path, schema={"a": pa.int64(), "b": pa.string()})
+    with pytest.raises(si.BadData, match=r"line 5 of .*cannot be read"):
+        flow.collect()
+    with pytest.raises(si.BadData, match=r"line 5 of .*cannot be read"):
+        flow.select("a").collect()
+    assert ran(flow, on_error=failed).to_pylist() == [{"a": 1, "b": "x\ny"}, {"a": 2, "b": '5" pipe'}]
+    assert failed.table()["bad_line"].to_pylist() == [*range(5, 6 + cut.count("\n"))]
+    assert failed.table()["bad_text"].to_pylist() == cut.split("\n")
+
+
 @pytest.mark.parametrize("block", [24, 4 << 20])
 @pytest.mark.parametrize("text", [
     'a,b\n1,"x\ny"\noops,"p\n7,evil\nq"\n3,"z"\n', 'a,b\n1,"x\ny"\n3,"z"\noops,"p\n7,evil\nq"',

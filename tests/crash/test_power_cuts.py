@@ -24,7 +24,7 @@ from scalein import col
 from scalein.api.flow import Flow
 from scalein.connectors.sinks.files import FileSink
 from scalein.jobs.checkpoint import RETAINED_EPOCHS, Checkpoint
-from scalein.spark.streaming import runs
+from scalein.state import hash_runs
 from scalein.storage.checked_json import Json
 from scalein.storage.local import LocalFileSystem
 from scalein.storage.publish import put, read_all, seal, unseal
@@ -230,7 +230,7 @@ def test_a_flow_that_changes(tmp_path: Path) -> None:
             name: col("x").sum() for name in more})
         flow = per.group_by("k").agg(n=col("n").sum(), **{name: col(name).sum() for name in more})
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "the flow has changed", RuntimeWarning)
+            warnings.filterwarnings("ignore", "the flow has changed|aggregates were added", RuntimeWarning)
             job = flow.start(sink=si.to_ipc(folder / f"out{batches}"), checkpoint=folder / "c", emit="changes",
                              until="now", evolve=True, workers=1, every="1ms", max_rows_per_second=3_000)
         assert job.wait(timeout=120)
@@ -268,7 +268,7 @@ def test_a_spark_stream(files_every_s: float | None, tmp_path: Path) -> None:
     done = [0]  # as Spark's own log has it
 
     def run_stream(folder: Path) -> None:
-        runs._open_files.clear()
+        hash_runs._open_files.clear()
         coordinator = start_stream(FLOW, folder / "checkpoint", si.to_parquet(folder / "out"), emit="changes",
                                    files_every_s=files_every_s)
         for number in range(done[0], BATCHES):

@@ -15,7 +15,7 @@ from scalein import ComputeError, col, when
 from scalein.api.flow import Flow
 from tests.engines import COMPILED, Engine, check
 
-ROWS = 2500
+ROWS = 1300  # several blocks, and a batch that is not full
 
 
 @si.udf

@@ -1,4 +1,4 @@
-"""Tumbling and sliding windows: half-open, aligned to the epoch, before it too; a null time is in none."""
+"""Aligned windows: half-open, from the epoch or an offset on, before it too; a null time is in none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def test_windows_on_timestamps(engine: Engine, data: st.DataObject) -> None:
     table = data.draw(tables(timed(data.draw(st.sampled_from([*NAIVE, *ZONED])))))
     size, every = data.draw(st.sampled_from(SIZES))
     keys = data.draw(st.sampled_from([[], ["k"]]))
-    window = si.tumbling("t", size) if size == every else si.sliding("t", size, every=every)
+    offset = data.draw(st.sampled_from([None, "1s", "-2h"]))
+    window = si.tumbling("t", size, offset=offset) if size == every else si.sliding(
+        "t", size, every=every, offset=offset)
 
     def build(flow: Flow) -> Flow:
         return flow.group_by(*keys, window).agg(n=si.count(), s=col("x").sum(), top=col("y").max())
@@ -53,7 +55,11 @@ def test_windows_on_integers(engine: Engine, data: st.DataObject) -> None:
     keys = data.draw(st.sampled_from([[], ["k"]]))
     made = {"n": si.count(), "valid": col("y").count(), "first": col("x").first(), "last": col("x").last(),
             "at": col("x").arg_max("y"), "lo": col("y").min()}  # fmt: skip
-    build = lambda flow: flow.group_by(*keys, si.sliding("t", size, every=every)).agg(**made)  # noqa: E731
+    offset = data.draw(st.integers(-40, 40))
+    window = data.draw(st.sampled_from([
+        si.sliding("t", size, every=every), si.sliding("t", size, every=every, offset=offset),
+        si.cumulate("t", size * every, step=every, offset=offset)]))
+    build = lambda flow: flow.group_by(*keys, window).agg(**made)  # noqa: E731
     check(engine, table, build, ordered=False)
 
 

@@ -98,7 +98,7 @@ def _interrupt(flow: str, workers: int, *where: str) -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
-        time.sleep(0.5)
+        time.sleep(0.2)
         assert process.poll() is None, "the run ended before it could be interrupted"
         sent = time.monotonic()
         os.kill(process.pid, signal.SIGINT)

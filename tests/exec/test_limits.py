@@ -30,6 +30,16 @@ def test_windows_at_the_limits_of_the_time(dtype: pa.DataType, moment: int, wind
     times = pa.array([moment], pa.int64()).cast(dtype)
     spans = [f"{n}{dtype.unit}" for n in window] if pa.types.is_timestamp(dtype) else [size, every]
     spec = si.tumbling("t", spans[0]) if size == every else si.sliding("t", spans[0], every=spans[1])
+    _check_limits(times, key, spec)
+    if not pa.types.is_unsigned_integer(dtype):
+        spans.append(f"{3 * every // 4}{dtype.unit}" if pa.types.is_timestamp(dtype) else 3 * every // 4)
+        _check_limits(times, key, si.tumbling("t", spans[0], offset=spans[2]))
+        step = f"{size // 2}{dtype.unit}" if pa.types.is_timestamp(dtype) else size // 2
+        if size % 2 == 0:
+            _check_limits(times, key, si.cumulate("t", spans[0], step=step, offset=spans[2]))
+
+
+def _check_limits(times: pa.Array, key: str, spec: object) -> None:
     flow = si.from_arrow(pa.table({"k": [key], "t": times})).group_by("k", spec).agg(n=si.count())
     try:
         want = oracle.collect(flow)

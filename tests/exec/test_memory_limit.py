@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -13,9 +15,11 @@ import pytest
 
 import scalein as si
 from scalein import ScaleinError, col
-from scalein.exec import radix, spill_partitions
+from scalein.exec import external_distinct, partitioned_aggregate, radix, spill_partitions
 from scalein.exec.spill_file import SpillFile
+from scalein.ir.tables import AccKind
 from tests.same import assert_same
+from tests.scale import assert_same_rows
 
 ROWS = 200_000
 
@@ -71,7 +75,7 @@ def test_groups_larger_than_memory(written: list[int], key: str, workers: int, s
     got = flow.group_by(key).agg(**AGGREGATES).collect(workers=workers, memory="1MB")
     want = duckdb.sql(f"select {key}, {SQL} from given group by {key}").to_arrow_table()
     assert sum(written) > 30
-    assert_same(got, want.cast(got.schema), ordered=False)
+    assert_same_rows(got, want, by=[key])
 
 
 def test_a_heavy_key_beside_many(written: list[int]) -> None:
@@ -81,7 +85,7 @@ def test_a_heavy_key_beside_many(written: list[int]) -> None:
     got = si.from_arrow(given).group_by("k").agg(n=si.count(), s=col("v").sum()).collect(workers=2, memory="1MB")
     want = duckdb.sql("select k, count(*) n, sum(v) s from given group by k").to_arrow_table()
     assert sum(written) > 500
-    assert_same(got, want.cast(got.schema), ordered=False)
+    assert_same_rows(got, want, by=["k"])
 
 
 def test_batches_come_before_all_is_done() -> None:
@@ -148,10 +152,87 @@ def test_groups_of_any_kind_larger_than_memory(flow: str, distinct: int, written
     assert written or distinct == 1  # few groups fit
 
 
+def test_quantiles_of_a_group_larger_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly the quantiles of all rows, beside other aggregates of the same column; few of its values are held."""
+    rng = np.random.default_rng(11)
+    numbers = np.concatenate((rng.normal(0, 1e300, 3000), rng.integers(-3, 3, 3000), [np.inf, -np.inf, -0.0, 0.0]))
+    rng.shuffle(numbers)
+    given = pa.table({"x": pa.array(numbers, mask=rng.random(len(numbers)) < 0.1),
+                      "k": pa.array(np.where(rng.random(len(numbers)) < 0.01, rng.integers(0, 99, len(numbers)), 7)),
+                      "none": pa.nulls(len(numbers), pa.float64()), "i": np.arange(len(numbers))})
+    x = col("x")
+    aggregates = {f"q{n}": x.quantile(q) for n, q in enumerate((0, 0.123, 0.5, 0.9, 1))}
+    aggregates |= {"a": x.approx_quantile(0.5), "i": col("i").quantile(0.3), "none": col("none").quantile(0.5),
+                   "min": x.min(), "n": x.count(), "first": x.first(), "list": x.collect()}
+    distinct: list[int] = []
+    aggregate = partitioned_aggregate._aggregate
+
+    def counted(run: Any, node: Any, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = list(batches)
+        names = [acc.arg.name for acc in node.table.accs if acc.kind is AccKind.VALUES]
+        if sum(batch.num_rows for batch in rows) > 1000:
+            distinct.extend(len(pa.Table.from_batches(rows)[name].unique()) for name in names)
+        return aggregate(run, node, iter(rows))
+
+    monkeypatch.setattr(partitioned_aggregate, "_aggregate", counted)
+    for keys in ([], ["k"]):
+        want = si.from_arrow(given).group_by(*keys).agg(**aggregates).collect()
+        for memory, workers in ((1, 1), (30_000, 2)):
+            distinct.clear()
+            flow = si.from_arrow(given.to_reader(max_chunksize=97)).group_by(*keys)
+            assert_same(flow.agg(**aggregates).collect(memory=memory, workers=workers), want, ordered=False)
+            assert distinct and max(distinct) <= 13  # the neighbours of 6 quantiles, and null  # noqa: PT018
+    for flow in (si.from_arrow(given.slice(0, 0)), si.from_arrow(given).filter(col("i") < 0)):
+        got = flow.group_by().agg(q=x.quantile(0.5), n=si.count()).collect(memory=1)
+        assert got.to_pylist() == [{"q": None, "n": 0}]
+
+
 def test_groups_of_nothing() -> None:
     for flow in GROUPS.values():
         given = mixed(0, 1, 3)
         assert_same(flow(si.from_arrow(given)).collect(memory=1), flow(si.from_arrow(given)).collect(), ordered=False)
+
+
+DISTINCT = {
+    "all columns": lambda flow: flow.select("a", "s").distinct(),
+    "some columns": lambda flow: flow.distinct("a"),
+    "text and floats": lambda flow: flow.distinct("s", "f"),
+    "between steps": lambda flow: flow.filter(col("i") % 5 != 1).with_columns(b=col("a") % 300).distinct("b")
+    .filter(col("i") % 3 != 1).select("s", "i", c=col("b") + 1),
+    "before a join": lambda flow: flow.distinct("s")
+    .join(si.from_arrow(mixed(900, 2000, 8).select(["a", "i"]).rename_columns(["a", "j"])), on="a", how="left"),
+    "before groups": lambda flow: flow.distinct("a").group_by("f").agg(n=si.count()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("distinct", [3, 2000])
+@pytest.mark.parametrize("flow", DISTINCT)
+def test_more_distinct_rows_than_memory_holds(flow: str, distinct: int, written: list[int]) -> None:
+    given = mixed(1200, distinct, 9)
+    ordered = flow != "before groups"
+    want = DISTINCT[flow](si.from_arrow(given)).collect()
+    for memory, workers in ((1, 1), (150_000, 2), ("1GB", 2)):
+        got = DISTINCT[flow](si.from_arrow(given.to_reader(max_chunksize=97))).collect(memory=memory, workers=workers)
+        assert_same(got, want, ordered=ordered)  # the first row of each key, in the order of the source
+    assert written
+
+
+def test_distinct_rows_are_emitted_as_they_come() -> None:
+    """Also under a memory limit: the source may have no end."""
+    def endless() -> Iterator[pa.RecordBatch]:
+        for number in itertools.count():
+            yield pa.record_batch({"k": np.arange(100 * number, 100 * number + 150)})
+
+    flow = si.from_arrow(pa.RecordBatchReader.from_batches(pa.schema({"k": pa.int64()}), endless()))
+    assert flow.distinct().limit(1000).collect(memory="100MB")["k"].to_pylist() == list(range(1000))
+
+
+def test_keys_seen_are_in_memory_of_their_own() -> None:
+    """A few rows of a batch do not hold the whole batch."""
+    whole = pa.record_batch({"k": np.arange(100_000), "s": pa.array(["text"] * 100_000)})
+    part = external_distinct._copied(whole.slice(10, 3))
+    assert part.equals(whole.slice(10, 3))
+    assert part.get_total_buffer_size() < 1000
 
 
 JOINS = {
@@ -160,6 +241,13 @@ JOINS = {
     "two keys": lambda flow, table: flow.join(table, on=["a", "s"]).filter(col("i") + col("j") > 10),
     "semi": lambda flow, table: flow.join(table.select("a"), on="a", how="semi"),
     "anti": lambda flow, table: flow.join(table.select("s"), on="s", how="anti"),
+    "right": lambda flow, table: flow.join(table, on="a", how="right"),
+    "outer, text": lambda flow, table: flow.join(table.drop("a"), on="s", how="outer"),
+    "right, one key of many": lambda flow, table: flow.join(table.with_columns(a=col("a") % 2), on="a", how="right"),
+    "outer after a join": lambda flow, table: flow.join(table.select("a", v=col("g")), on="a").filter(col("i") % 7 > 1)
+    .join(table.select("s", "j"), on="s", how="outer").filter(col("j") % 3 > 0),
+    "joined after outer": lambda flow, table: flow.join(table.select("s", "j"), on="s", how="outer")
+    .join(table.select(j=col("j"), v=col("g")), on="j", how="left"),
     "two tables": lambda flow, table: flow.join(table.select("a", "j"), on="a", how="left")
     .with_columns(b=col("j") % 100).join(table.select(b=col("a"), v=col("g")), on="b", how="left"),
     "aggregated": lambda flow, table: flow.join(table.select("a", "j"), on="a").group_by("a").agg(n=col("j").sum()),
@@ -182,7 +270,7 @@ def test_a_join_with_a_table_larger_than_memory(join: str, written: list[int]) -
 @pytest.mark.parametrize(("left", "right"), [(0, 50), (50, 0), (200, 300)])
 def test_a_join_of_few_rows_or_of_one_key(left: int, right: int) -> None:
     given, table = mixed(left, 1, 5), mixed(right, 1, 6).rename_columns(["a", "g", "s", "j", "m"])
-    for how in ("inner", "left"):
+    for how in ("inner", "left", "right", "outer"):
         flow = si.from_arrow(given).join(si.from_arrow(table.select(["a", "j"])), on="a", how=how)
         assert_same(flow.collect(memory=1), flow.collect(), ordered=True)
 

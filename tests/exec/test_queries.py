@@ -149,11 +149,11 @@ def test_a_plan_is_made_once(planned: list[object]) -> None:
 
 def test_no_more_plans_than_a_few_are_held(planned: list[object]) -> None:
     table, _ = data(1)
-    for k in range(200):
+    for k in range(80):
         si.from_arrow(table).filter(col("v") > 1000 + k).collect()
     assert len(compiler._plans) <= 64
     before = len(planned)
-    si.from_arrow(table).filter(col("v") > 1199).collect()
+    si.from_arrow(table).filter(col("v") > 1079).collect()
     assert len(planned) == before
 
 

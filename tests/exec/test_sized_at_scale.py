@@ -8,7 +8,7 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.exec import aggregate, emit, side_state
+from scalein.exec import aggregate, emit, finalize, side_state
 from tests import oracle
 from tests.same import assert_same
 from tests.scale import assert_same_rows, by_duckdb, every_way, source_of
@@ -144,3 +144,19 @@ def test_windows_that_slide_are_made_in_parts(source: str, workers: int, monkeyp
 
     expected = oracle.collect(build(si.from_arrow(table)))
     assert_same(build(source_of(table, source)).collect(workers=workers), expected, ordered=False)
+
+
+def test_values_are_ranked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of kernels are short, so that Ctrl-C does not wait for them; that changes no result."""
+    rng = np.random.default_rng(1)
+    given = pa.table({"k": rng.integers(0, 50, 5000), "one": np.zeros(5000, int), "v": rng.normal(size=5000),
+                      "s": pa.array([str(n) for n in rng.integers(0, 1000, 5000)])})  # fmt: skip
+    aggregates = {"q": col("v").quantile(0.3), "m": col("v").quantile(0.9), "l": col("s").collect()}
+    for key in ("k", "one"):
+        flow = si.from_arrow(given).group_by(key).agg(**aggregates)
+        monkeypatch.undo()
+        want = flow.collect(workers=1).sort_by(key)
+        for size, rows in ((37, 10), (1000, 1 << 30)):
+            monkeypatch.setattr(finalize, "CALL_PAIRS", size)
+            monkeypatch.setattr(finalize, "DETACHED_ROWS", rows)
+            assert flow.collect(workers=2).sort_by(key).equals(want)

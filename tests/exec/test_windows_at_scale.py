@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import scalein as si
@@ -83,6 +84,25 @@ def test_windows(case: str, size: int, every: int, keys: int) -> None:
     for source, workers in (("table", 1), ("reader", 2)):
         got = _summed(source_of(table, source), window, "k").collect(workers=workers)
         assert_same_rows(got, want, ["k", "window_start"])
+
+
+@pytest.mark.parametrize("keys", [3, 2000], ids=["few keys", "many keys"])
+@pytest.mark.parametrize("case", CASES)
+def test_windows_that_cumulate_or_are_moved(case: str, keys: int) -> None:
+    table = _table(case, keys)
+    moved = table.set_column(1, "t", pc.subtract(table["t"], 130))
+    back = "SELECT * REPLACE (window_start + 130 AS window_start, window_end + 130 AS window_end)"
+    cumulating = f"""{back} FROM (SELECT k, floor(t / 300.0)::BIGINT * 300 AS window_start,
+        window_start + (step + 1) * 60 AS window_end, count(*) AS n, sum(x)::BIGINT AS s, min(row) AS f, max(row) AS l
+        FROM t, (SELECT unnest(range(5)) AS step) WHERE t < window_start + (step + 1) * 60 GROUP BY ALL)"""
+    wanted = ((si.cumulate("t", 300, step=60, offset=130), cumulating),
+              (si.sliding("t", 250, every=100, offset=30), f"{back} FROM ({_windows(250, 100)})"),
+              (si.tumbling("t", 200, offset=-70), f"{back} FROM ({_windows(200, 200)})"))
+    for window, query in wanted:
+        want = by_duckdb(query, t=moved)
+        for source, workers in (("table", 1), ("reader", 2)):
+            got = _summed(source_of(table, source), window, "k").collect(workers=workers)
+            assert_same_rows(got, want, ["k", "window_start", "window_end"])
 
 
 def test_as_many_slices_as_a_ring_takes() -> None:

@@ -123,18 +123,23 @@ def life(what: Callable[[], None]) -> int:
     os._exit(0)
 
 
-def died(pid: int) -> bool:
-    """Whether a process was killed; it must not have failed."""
-    end = time.monotonic() + 60
-    while True:
+def status_of(pid: int) -> int:
+    """How a process ended, as `os.waitpid` says it; one that hangs is ended. While this process is suspended, the other
+    one may be as well: that is no time in which it hangs.
+    """
+    for _ in range(60_000 // 2):
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
-            break
-        if time.monotonic() > end:
-            os.kill(pid, signal.SIGABRT)  # faulthandler tells where it hangs
-            os.waitpid(pid, 0)
-            raise SystemExit("a job hangs")
+            return status
         time.sleep(0.002)
+    os.kill(pid, signal.SIGABRT)  # faulthandler shows where it hangs
+    os.waitpid(pid, 0)
+    raise SystemExit("a job hangs")
+
+
+def died(pid: int) -> bool:
+    """Whether a process was killed; it must not have failed."""
+    status = status_of(pid)
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL, status
         return True
@@ -269,9 +274,9 @@ def kills(folder: Path, rounds: int, seed: int) -> None:
             os.read(has_begun, 1)
         os.close(has_begun)
         end = time.monotonic() + rng.choice([rng.uniform(0, 0.05), rng.uniform(0, 0.3), rng.uniform(0, 1)])
-        while time.monotonic() < end and not _is_over(pid):
+        while time.monotonic() < end and not is_over(pid):
             time.sleep(0.002)
-        if not _is_over(pid):
+        if not is_over(pid):
             os.kill(pid, signal.SIGKILL)
         if died(pid):
             killed += 1
@@ -287,7 +292,7 @@ def kills(folder: Path, rounds: int, seed: int) -> None:
     print(f"{killed} kills in {jobs} jobs")
 
 
-def _is_over(pid: int) -> bool:
+def is_over(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import scalein as si
 from scalein.api.flow import Flow
-from scalein.exec import close_batches, window_aggregate
+from scalein.exec import close_batches, local_state
 from scalein.exec.schedule import Schedule, using
 from scalein.jobs import driver, source_readers
 from scalein.jobs.job import Job
@@ -101,8 +101,8 @@ def ran(build: Callable[[Flow], Flow], table: pa.Table, course: Course, folder: 
         if course.is_tight:
             patch.setattr(source_readers, "PIECE_ROWS", 4)
             patch.setattr(driver, "MAX_ROUND_ROWS", 9)
-            patch.setattr(window_aggregate, "MIN_COMBINED_ROWS", 5)
-            patch.setattr(window_aggregate, "COMBINE_GROWTH", 2)
+            patch.setattr(local_state, "MIN_COMBINED_ROWS", 5)
+            patch.setattr(local_state, "COMBINE_GROWTH", 2)
             patch.setattr(close_batches, "MIN_BYTES", 300)
         with using(Schedule() if course.seed is None else RandomSchedule(course.seed)):
             return _ran(build, table, course, folder)

@@ -43,7 +43,11 @@ FLOWS: dict[str, tuple[Build, list[str]]] = {
     "tumbling together": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by("k", si.tumbling(
         "t", "30ms")).agg(**TOGETHER), ["k", "window_start"]),
     "sliding": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by("k", si.sliding(
-        "t", "40ms", every="15ms")).agg(**SIMPLE), ["k", "window_start"]),
+        "t", "40ms", every="15ms", offset="4ms")).agg(**SIMPLE), ["k", "window_start"]),
+    "cumulating": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by("k", si.cumulate(
+        "t", "60ms", step="20ms", offset="7ms")).agg(**SIMPLE), ["k", "window_start", "window_end"]),
+    "cumulating together": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by("g", si.cumulate(
+        "t", "60ms", step="20ms")).agg(**TOGETHER), ["g", "window_start", "window_end"]),
     "sliding together": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by("g", si.sliding(
         "t", "40ms", every="20ms")).agg(**TOGETHER), ["g", "window_start"]),
     "sliding filtered": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by(si.sliding(

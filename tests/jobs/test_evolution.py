@@ -220,7 +220,9 @@ def test_what_an_added_aggregate_shares_with_others_begins_empty_for_it(start: S
 
 def test_a_count_that_is_added_begins_at_zero(start: Started) -> None:
     start(lambda s: s.group_by("k").agg(total=col("v").sum()), batches=1)
-    found = start(lambda s: s.group_by("k").agg(total=col("v").sum(), n=si.count()), batches=2, evolve=True)
+    with pytest.warns(RuntimeWarning, match=r"count rows from now on: count\(\)$") as warned:
+        found = start(lambda s: s.group_by("k").agg(total=col("v").sum(), n=si.count()), batches=2, evolve=True)
+    assert len([each for each in warned if "were added" in str(each.message)]) == 1
     assert {row["k"]: (row["total"], row["n"]) for row in found} == {"a": (9, 1), "c": (7, 1)}
 
 
@@ -373,7 +375,7 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_unchanged_first(tmp_path: Pa
 # --- rows that are held
 
 
-def test_rows_that_are_held_serve_what_is_added(tmp_path: Path) -> None:
+def test_rows_that_are_held_serve_what_is_added(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     """An aggregate as large as its input has all rows, and so has every other one beside it."""
     start = Started(tmp_path, "final")
 
@@ -385,6 +387,7 @@ def test_rows_that_are_held_serve_what_is_added(tmp_path: Path) -> None:
         start(flow(n=col("v").n_unique(), s=col("v").sum()), batches=2)
     found = start(flow(s=col("v").sum(), n=si.count()), batches=2, evolve=True)
     assert {row["k"]: (row["s"], row["n"]) for row in found} == {"a": (9, 3), "b": (2, 1)}
+    assert not [each for each in recwarn if "were added" in str(each.message)]
     with pytest.raises(si.BadArgument, match=r"(?s)does not have them.*w: str"):
         start(flow(s=col("v").sum(), f=col("w").first()), batches=2, evolve=True)
 

@@ -148,6 +148,7 @@ def test_rows_are_added_to_a_trial_while_it_is_under_way(monkeypatch: pytest.Mon
     monkeypatch.setattr(driver, "MAX_ROUND_ROWS", 100)
     monkeypatch.setattr(driver, "MORE_ROWS", 70)
     monkeypatch.setattr(driver, "ROUND_S", 60.0)
+    monkeypatch.setattr(driver, "LONG_ROUND_S", 60.0)
     trials: list[int] = []
     speculate = rounds.speculate
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -243,3 +244,60 @@ def test_an_earlier_run_publishes_no_epoch(is_between: bool, tmp_path: Path, mon
     assert [each["from"] for each in later[0].kept()] == ["first", "later"]
     later[0].close()
     first.close()
+
+
+def begun_from(point: Path, out: Path, checkpoint: Path, late: Path | None = None) -> Job:
+    return si.from_source(Stream({"all": BATCHES})).start(sink=si.to_ipc(out), checkpoint=checkpoint, savepoint=point,
+                                                          late="drop" if late is None else si.to_ipc(late))
+
+
+@pytest.mark.filterwarnings("ignore:.*files that another job wrote:RuntimeWarning")
+@pytest.mark.parametrize("crash", ["open", "prepare", "publish", "commit", None])
+def test_a_savepoint_hands_the_folder_over(crash: str | None, tmp_path: Path) -> None:
+    """With what the first job wrote after the savepoint, which comes again; the first job cannot come back."""
+    out = tmp_path / "out"
+    job, stream = start(out, tmp_path / "one", 5, late=tmp_path / "late")
+    until(lambda: rows_in(job) == 10, job)
+    point = job.snapshot("fork")
+    assert point is not None
+    stream.allow("all", 9)
+    until(lambda: rows_in(job) == 18, job)
+    with pytest.raises(si.WriteFailed, match=r"(?s)the job of the savepoint is running.*stop it first"):
+        begun_from(point, out, tmp_path / "two", tmp_path / "late")
+    job.stop()
+    assert written(out) == WHOLE[:18]
+    if crash is not None:
+        with crash_at(crash), pytest.raises(Crashed):
+            begun_from(point, out, tmp_path / "two", tmp_path / "late").wait()
+    are_removed = pytest.warns(RuntimeWarning, match="files that another job wrote")
+    with are_removed if crash in (None, "open") else nullcontext():
+        begun_from(point, out, tmp_path / "two", tmp_path / "late").wait()
+    assert written(out) == WHOLE
+    with pytest.raises(si.WriteFailed, match="two jobs may not write to one folder"):
+        start(out, tmp_path / "one", late=tmp_path / "late")
+    begun_from(point, out, tmp_path / "two", tmp_path / "late").wait()
+    assert written(out) == WHOLE
+    assert not list(out.glob("_staged-*"))
+
+
+def test_a_checkpoint_hands_over_what_its_job_had_not_made_visible(tmp_path: Path) -> None:
+    with crash_at("commit", 2):
+        job, stream = start(tmp_path / "out", tmp_path / "one", 5)
+        until(lambda: rows_in(job) == 10, job)
+        job.snapshot()
+        stream.allow("all", 9)
+        until(lambda: rows_in(job) == 18, job)
+        with pytest.raises(Crashed):
+            job.snapshot()
+    assert written(tmp_path / "out") == WHOLE[:10]
+    begun_from(tmp_path / "one", tmp_path / "out", tmp_path / "two").wait()
+    assert written(tmp_path / "out") == WHOLE
+
+
+def test_a_savepoint_hands_over_its_own_folders_only(tmp_path: Path) -> None:
+    start(tmp_path / "out", tmp_path / "one")[0].wait()
+    start(tmp_path / "other", tmp_path / "three")[0].wait()
+    with pytest.raises(si.WriteFailed, match="two jobs may not write to one folder"):
+        begun_from(tmp_path / "one", tmp_path / "other", tmp_path / "two")
+    begun_from(tmp_path / "one", tmp_path / "new", tmp_path / "four").wait()
+    assert written(tmp_path / "out") == written(tmp_path / "other") == WHOLE

@@ -9,8 +9,8 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.exec import window_aggregate
-from scalein.exec.operator import filtered
+from scalein.arrow_rows import filtered
+from scalein.exec import local_state
 from scalein.testing import assert_same
 
 
@@ -18,7 +18,7 @@ from scalein.testing import assert_same
 @pytest.mark.parametrize("is_sized", [True, False])
 def test_batches_are_put_together(is_sized: bool, memory: str | None, tmp_path: Path,
                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window_aggregate, "MAX_BATCHES", 5)
+    monkeypatch.setattr(local_state, "MAX_BATCHES", 5)
     batches = [pa.record_batch({"t": pa.array([n]), "k": pa.array([f"key {n % 3}"]), "x": pa.array([n % 7])})
                for n in range(150)]  # fmt: skip
     grouped = si.from_batches(batches).with_watermark("t", 0).group_by("k", si.tumbling("t", 100))

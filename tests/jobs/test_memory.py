@@ -108,9 +108,9 @@ def test_steps_share_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, list[Any]] = {"log": [], "store": []}
     init, opened = RowBuffer.__init__, LogStore.open
 
-    def log(self: RowBuffer, folder: Any, schema: Any, memory: Any) -> None:
+    def log(self: RowBuffer, folder: Any, schema: Any, memory: Any, *others: Any) -> None:
         given["log"].append(memory)
-        init(self, folder, schema, memory)
+        init(self, folder, schema, memory, *others)
 
     def store(*args: Any, **named: Any) -> LogStore:
         given["store"].append(named["memory"])

@@ -238,3 +238,11 @@ def test_a_time_whose_window_does_not_fit_is_set_aside(window: Any, agg: Any) ->
     assert sorted(got.column("window_start").cast(pa.int64()).to_pylist()) == sorted(
         want["window_start"].cast(pa.int64()).to_pylist())
     assert sum(got.column("s").to_pylist()) == sum(want["s"].to_pylist())
+
+
+def test_distinct_rows_stay_distinct_around_a_row_that_fails() -> None:
+    rows = pa.table({"k": [1, 2, 1], "x": [1, 0, 5]})
+    flow = si.from_arrow(rows).with_columns(y=10 // col("x")).distinct("k")
+    failed = si.to_memory()
+    assert run(flow, on_error=failed).to_pydict() == {"k": [1], "x": [1], "y": [10]}
+    assert failed.table()["k"].to_pylist() == [2]

@@ -13,6 +13,9 @@ import pytest
 from pyarrow import fs
 
 import scalein as si
+from scalein.cli import state
+from scalein.cli.main import main
+from scalein.errors import Fenced
 from scalein.jobs import remote_checkpoint
 from scalein.jobs.job import Job
 from scalein.storage.failpoints import POINTS
@@ -190,11 +193,6 @@ def test_addresses(tmp_path: Path) -> None:
         si.from_arrow(table).start(sink=out, checkpoint="nowhere://bucket/c")
     job = si.from_arrow(table).start(sink=out, checkpoint=subtree(tmp_path))
     job.wait()
-    job = si.from_source(Stream({"a": table.to_batches()}, ends=False)).start(
-        sink=si.to_memory(), checkpoint=Location(fs._MockFileSystem(), "d", "mock://d"), every="1h")
-    with pytest.raises(si.BadArgument, match="local directory"):
-        job.snapshot("named")
-    job.stop()
 
 
 def test_working_folders_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,4 +202,131 @@ def test_working_folders_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list((tmp_path / "work").iterdir()) == []
     start(tmp_path, subtree(tmp_path)).wait()
     assert list((tmp_path / "work").iterdir()) == []
+    check_whole(tmp_path)
+
+
+class NoCopies:
+    """A file system of pyarrow's that copies no files."""
+
+    def __init__(self, files: fs.FileSystem) -> None:
+        self._files = files
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def copy_file(self, source: str, target: str) -> None:
+        raise pa.ArrowNotImplementedError("copy")
+
+
+@pytest.mark.filterwarnings("ignore:.*another job wrote", "ignore:the flow has changed")
+@pytest.mark.parametrize("make", [subtree, in_memory])
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_a_savepoint_begins_another_job(is_copied: bool, make: Callable[[Path], Location], tmp_path: Path) -> None:
+    """In the same output folder; with a remote and with a local checkpoint."""
+    where = make(tmp_path)
+    job = start(tmp_path, where, 8)
+    until(lambda: rows_in(job) == 8 * 50, job)
+    if not is_copied:
+        where.files = NoCopies(where.files)
+    address = job.snapshot("before")
+    assert address == where.uri_of("savepoints/before")
+    with pytest.raises(si.StoreFailed, match=r"(?s)cannot keep a savepoint.*used once"):
+        job.snapshot("before")
+    job.stop()
+    start(tmp_path, where, 12).stop()  # what the first job has now, is removed
+    point = Location(where.files, f"{where.base}/savepoints/before", str(address))
+    for name in where.names("files"):
+        where.remove(f"files/{name}")  # it has all that it needs
+    begun = start(tmp_path, Location(where.files, "far/second", "far://second"), savepoint=point)
+    begun.wait()
+    check_whole(tmp_path)
+    start(tmp_path, tmp_path / "local", savepoint=point, sink=si.to_ipc(tmp_path / "two" / "out")).wait()
+    parts = [pa.ipc.open_file(part).read_all() for part in sorted((tmp_path / "two" / "out").glob("part-*"))]
+    assert 0 < sum(part.num_rows for part in parts) <= WANT.num_rows
+    with pytest.raises(si.StoreFailed, match="there is no savepoint"):
+        start(tmp_path, tmp_path / "other", savepoint=Location(where.files, "far/no", "far://no"))
+
+
+def shown(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, list[str]]:
+    code = main(["state", "far://c", *args])
+    out = capsys.readouterr()
+    return code, [*out.out.splitlines(), *out.err.splitlines()]
+
+
+def test_the_epochs_are_shown_and_gone_back_to(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    where = subtree(tmp_path)
+    monkeypatch.setattr(state, "parse_location", lambda given, at: where)
+    assert shown(capsys) == (1, ["scalein: there is no checkpoint in this directory", f"  file   {where}"])
+    for allowed in (4, 8, 12):
+        run_to(tmp_path, where, allowed)
+    job = start(tmp_path, where, 12)
+    until(lambda: rows_in(job) == 12 * 50, job)
+    job.snapshot("here")
+    code, lines = shown(capsys)
+    assert code == 0
+    assert [line.split()[1] for line in lines if line.startswith("epoch")] == ["4", "3", "2"]
+    assert all("whole" in line for line in lines[:3])
+    assert lines[3:] == [f"savepoint here: begin another checkpoint with start(savepoint='{where}/savepoints/here')"]
+    assert shown(capsys, "--back-to", "9")[0] == 1
+    image = max(where.names("files"), key=lambda name: (name.rpartition("state-")[2].startswith("0-image"), name))
+    path = Path(tmp_path / where.base / "files" / image)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    code, lines = shown(capsys)
+    damaged = [line for line in lines if "DAMAGED" in line]
+    assert code == 1 or damaged
+    assert all(str(where) in line for line in damaged)
+    path.unlink()
+    code, lines = shown(capsys)
+    assert any("a file of the checkpoint is missing" in line and path.name in line for line in lines)
+    whole = [line.split()[1] for line in lines if line.startswith("epoch") and "DAMAGED" not in line]
+    assert shown(capsys, "--back-to", whole[-1]) == (0, [*lines[:-1], f"the next start goes on from epoch {whole[-1]}"])
+    with pytest.raises(Fenced):  # it was still running
+        job.snapshot()
+    assert [name.rpartition("-")[2] for name in where.names("epochs")] == [f"{int(whole[-1]):010}.json"]
+    start(tmp_path, where).wait()
+    check_whole(tmp_path)
+
+
+class CutWrites:
+    """A file system whose process ends in the middle of a file."""
+
+    def __init__(self, files: fs.FileSystem) -> None:
+        self._files = files
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def open_output_stream(self, path: str) -> CutFile:
+        return CutFile(self._files.open_output_stream(path))
+
+
+class CutFile:
+    def __init__(self, file: pa.NativeFile) -> None:
+        self._file = file
+
+    def __enter__(self) -> CutFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data[: len(data) // 2])
+        self._file.flush()
+        raise Crashed("killed")
+
+
+def test_a_file_that_was_being_written_is_not_there(tmp_path: Path) -> None:
+    """Where a file is visible before it is closed: the first entry of a checkpoint would be damaged for good."""
+    where = subtree(tmp_path)
+    where.create_folders("epochs")
+    real, where.files = where.files, CutWrites(where.files)
+    with pytest.raises(Crashed):
+        where.put("epochs/0000000000-0000000001.json", b"content")
+    where.files = real
+    assert where.names("epochs") == []
+    start(tmp_path, where).wait()
     check_whole(tmp_path)

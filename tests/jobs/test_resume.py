@@ -58,6 +58,16 @@ def test_what_keeps_nothing_may_serve_many_jobs() -> None:
         job.stop()
 
 
+def test_files_are_in_order_by_name_after_many_starts(tmp_path: Path) -> None:
+    """So whoever folds changes reads them in order."""
+    for count in range(1, 13):
+        job = si.from_source(Stream({"all": BATCHES}, allowed={"all": count})).start(
+            sink=si.to_ipc(tmp_path / "out"), checkpoint=tmp_path / "c", every="1h")
+        until(lambda: rows_in(job) == 2 * count, job)  # noqa: B023
+        job.stop()
+    assert si.read_ipc(tmp_path / "out").collect()["t"].to_pylist() == WHOLE[:24]
+
+
 @pytest.mark.parametrize("point", ["batch", "publish"])
 def test_no_two_runs_have_one_name(point: str, tmp_path: Path) -> None:
     """Also those that died before they had an epoch: a sink may name its transactions so."""

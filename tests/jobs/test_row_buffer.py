@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
-from scalein.exec import window_aggregate
+from scalein.exec import local_state
 from scalein.exec.window_aggregate import WindowedAggregate
 from scalein.state.row_buffer import RowBuffer
 from tests import oracle
@@ -110,8 +110,8 @@ def test_a_checkpoint_removes_nothing_that_is_being_combined(tmp_path: Path, mon
         removed.append(True)
         return parts(self, *given)
 
-    monkeypatch.setattr(window_aggregate, "MIN_COMBINED_ROWS", 5)
-    monkeypatch.setattr(window_aggregate, "COMBINE_GROWTH", 1)
+    monkeypatch.setattr(local_state, "MIN_COMBINED_ROWS", 5)
+    monkeypatch.setattr(local_state, "COMBINE_GROWTH", 1)
     monkeypatch.setattr(WindowedAggregate, "_parts", meanwhile)
     flow = si.from_batches(BATCHES, BATCHES[0].schema).with_watermark("t", 50).group_by(
         "v", si.tumbling("t", 10)).agg(n=si.count(), s=col("v").sum())

@@ -108,6 +108,15 @@ FLOWS: dict[str, tuple[Build, bool]] = {
         "g", si.tumbling("u", "30ms")).agg(n=si.count()), False),
     "tumbling large": (marked(lambda s: s.group_by("k", si.tumbling("t", "50ms")).agg(**ORDERED, **LARGE)), False),
     "sliding": (marked(lambda s: s.group_by("g", si.sliding("t", "40ms", every="15ms")).agg(**SIMPLE)), False),
+    "sliding by an offset": (marked(lambda s: s.group_by("g", si.sliding("t", "40ms", every="20ms", offset="-7ms")).agg(
+        **SIMPLE)), False),
+    "tumbling by an offset": (marked(lambda s: s.group_by("k", si.tumbling("t", "50ms", offset="13ms")).agg(
+        **SIMPLE, **LARGE)), False),
+    "cumulating": (marked(lambda s: s.group_by("g", si.cumulate("t", "60ms", step="15ms", offset="20ms")).agg(
+        **SIMPLE)), False),
+    "cumulating large": (marked(lambda s: s.group_by(si.cumulate("t", "60ms", step="30ms")).agg(**ORDERED)), False),
+    "window over cumulating": (marked(lambda s: s.group_by("g", si.cumulate("t", "60ms", step="20ms")).agg(
+        n=si.count()).group_by(si.tumbling("window_end", "20ms")).agg(s=col("n").sum())), False),
     "sliding large": (marked(lambda s: s.group_by(si.sliding("t", "40ms", every="20ms")).agg(**ORDERED)), False),
     "window over window": (marked(lambda s: s.group_by("k", si.tumbling("t", "20ms")).agg(n=si.count()).group_by(
         si.tumbling("window_start", "60ms")).agg(most=col("n").max(), groups=si.count())), False),

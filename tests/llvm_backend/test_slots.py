@@ -18,7 +18,7 @@ def test_a_declared_slot_may_be_unused(name: str) -> None:
     assert frame.get(name, 5) == 5
 
 
-@pytest.mark.parametrize("name", ["out.capcity", "qty.data", "$qty.dta", "out.valid", "outk.valid", "rings.open", ""])
+@pytest.mark.parametrize("name", ["out.capcity", "qty.data", "$qty.dta", "out.places", "outk.valid", "rings.open", ""])
 def test_an_unknown_slot_is_refused(name: str) -> None:
     frame = Frame(("row",)).new()
     with pytest.raises(InternalError, match="no slot of a frame"):

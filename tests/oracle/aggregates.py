@@ -13,7 +13,10 @@ from fractions import Fraction
 from typing import Any
 
 from scalein.errors import ComputeError
-from scalein.ir.exprs import Agg, NamedAgg, type_of
+from scalein.ir.aggregates import UserAggregate
+from scalein.ir.exprs import Agg, Call, NamedAgg, type_of
+from scalein.ir.udf import Method
+from tests.oracle import udfs
 from tests.oracle.functions import NoValue, hash_value, in_range
 from tests.oracle.values import Values, order_key
 
@@ -172,6 +175,27 @@ def _top_k(agg: Agg, values: Values, by: Values) -> Values:
     return [value for _, value in sorted(rows, key=lambda row: row[0], reverse=True)[: agg.params[0]]]  # type: ignore[misc]
 
 
+def _udaf(agg: Agg, *columns: Values) -> Any:
+    """The class's own methods, one row after the other; null if no row counts."""
+    (user,) = agg.params
+    assert isinstance(user, UserAggregate)
+    acc, width = user.acc, len(user.params)
+    assert isinstance(acc.update, Method)
+    fields = {f"self.{slot.name}": slot.init for slot in acc.slots}
+    counted = 0
+    try:
+        for row in zip(*columns, strict=True):
+            skips = any(value is None and strict for value, strict in zip(row[:width], acc.strict, strict=True))
+            if skips or (len(agg.args) > width and row[-1] is not True):
+                continue
+            counted += 1
+            udfs.change(acc.update, fields, row[:width])
+        assert isinstance(acc.finish, Call)
+        return udfs.call(acc.finish.params[0], list(fields.values())) if counted else None  # type: ignore[arg-type]
+    except udfs.Failed as error:
+        raise NoValue(str(error)) from None
+
+
 AGGREGATES: dict[str, Callable[..., Any]] = {
     "count": lambda agg, rows: len(rows),
     "count_valid": lambda agg, values: len(valid(values)),
@@ -193,4 +217,5 @@ AGGREGATES: dict[str, Callable[..., Any]] = {
     "top_k": _top_k,
     "approx_n_unique": _approx_n_unique,
     "approx_quantile": _approx_quantile,
+    "udaf": _udaf,
 }

@@ -11,6 +11,8 @@ for ever; watermarks and open windows are computed anew in each step, by these s
   median. For a partition that was idle, the watermark is a time so far.
 - A window [s, e) closes when the watermark reaches e. A row counts in those of its windows that were open before its
   source batch; if there was none, it is late. A row without a time is dropped.
+- A session is final when the watermark is after its last time and the gap. The rows of a source batch are merged with
+  one another and with sessions that were not final before it; those that are in final sessions only are late.
 - At the end everything closes. `limit` and `distinct` take rows as they arrive. Sorts and aggregates without a window
   give their rows at the end; with `emit="changes"` what they are after each step is in `Trace.changes`.
 
@@ -27,8 +29,9 @@ import pyarrow as pa
 
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind
 from scalein.ir import ops
+from scalein.ir.windows import Session
 from tests.oracle.exprs import meaning
-from tests.oracle.relations import Relations
+from tests.oracle.relations import Relations, least_start
 from tests.oracle.values import Row, group_key, rows_of, table_of
 
 BELIEVED_BATCHES = 3  # in a row, whose median was not reached: then time has made a jump
@@ -138,6 +141,8 @@ class _Stream:
                 return self._at_the_end(op, op.left)
             case ops.Aggregate(window=None):
                 return self._at_the_end(op, op.input)
+            case ops.Aggregate(window=Session()):
+                return self._session_steps(op)
             case ops.Aggregate():
                 return self._windows(op)
             case ops.Union():
@@ -193,6 +198,33 @@ class _Stream:
         return [[row for _, row in groups if _reached(marks[step], row["window_end"])
                  and not (step and _reached(marks[step - 1], row["window_end"]))] for step in range(len(steps))]
 
+    def _session_steps(self, op: ops.Aggregate) -> list[list[Row]]:
+        """Each session in the step that makes it final, over the rows that were not late. For each step, the sessions
+        of all rows that are not in final ones are computed anew.
+        """
+        assert isinstance(op.window, Session)
+        steps, marks, time = self.outputs(op.input), self.watermarks(op.input), meaning(op.window.time)
+        gap = op.window.gap
+        relations = Relations()
+        found: list[list[Row]] = []
+        held: list[Row] = []
+        for step, rows in enumerate(steps):
+            before, mark = (marks[step - 1] if step else None), marks[step]
+            self.timeless += sum(time(row) is None for row in rows)
+            new = {id(row) for row in rows}
+            sessions = relations.sessions(op, held + rows)
+            late = {id(row) for row, _, _, (_, last) in sessions if before is not None and last + gap < before}
+            assert late <= new, "what is final is not held"
+            self.late += [row for row in rows if id(row) in late]
+            sessions = [each for each in sessions if id(each[0]) not in late]
+            final = [(row, (first, last + gap)) for row, _, _, (first, last) in sessions
+                     if mark is not None and last + gap < mark]
+            found.append([row for _, row in relations.groups(op, final)])
+            gone = {id(row) for row, _ in final}
+            held = [row for row, _, _, _ in sessions if id(row) not in gone]
+        relations.failures.raise_any()
+        return found
+
     # --- time
 
     def watermarks(self, op: ops.Op) -> list[int | None]:
@@ -221,8 +253,8 @@ class _Stream:
                 return [None] * len(self.events)  # all rows come at the end: no time passes before
             case ops.Aggregate(window=window) if window is not None:
                 # No window that is still open, or opens later, begins before the least open start.
-                return [None if mark is None else mark if mark == MAX else
-                        ((mark - window.size) // window.every + 1) * window.every for mark in self.watermarks(op.input)]
+                return [None if mark is None else mark if mark == MAX else least_start(window, mark)
+                        for mark in self.watermarks(op.input)]
         return list(self.watermarks(op.input))
 
     def _declared(self, op: ops.Watermark) -> list[int | None]:

@@ -126,6 +126,8 @@ FLOWS: dict[str, Callable[[Flow], Flow]] = {
     "sliding": lambda f: f.group_by("s", si.sliding("t", "2m", every="45s")).agg(n=si.count(), m=col("x").min()),
     "tumbling_expressions": lambda f: f.with_watermark("t", "1s").group_by("k", si.tumbling("t", "1m")).agg(
         share=si.count().filter(col("b")) / si.count(), c=si.corr("i", "n"), span=col("i").max() - col("i").min()),
+    "session": lambda f: f.group_by("k", si.session("t", gap="20s")).agg(n=si.count(), s_=col("i").sum()),
+    "session_rows": lambda f: f.group_by("k", si.session("t", gap="20s")).agg(u=col("s").n_unique(), w=col("s").max()),
     "window_rows": lambda f: f.group_by("k", si.tumbling("t", "2m")).agg(u=col("s").n_unique()),
     "watermark": lambda f: f.with_watermark("t", "1s").filter(col("i") > 0).group_by("k", si.tumbling("t", "5m")).agg(
         n=si.count()),

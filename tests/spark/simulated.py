@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -21,8 +22,8 @@ from scalein.spark.row_groups import RowGroups, ScannedFile, plan_row_groups
 from scalein.spark.serialize import BroadcastPlan, read_static_tables, serialize
 from scalein.spark.streaming.coordinator import Coordinator, StreamSpec
 from scalein.spark.streaming.inputs import StreamInput, row_groups_of
+from scalein.spark.streaming.join_plan import INPUT, JoinPlan, plan_of
 from scalein.spark.streaming.sinks import make_committer
-from scalein.spark.streaming.stream_plan import StreamPlan
 from scalein.spark.streaming.tasks import (
     BatchResult,
     MapTask,
@@ -46,11 +47,11 @@ def start_stream(flow: Flow, checkpoint: Path | Location, sink: object, *, parti
     late_policy = late if isinstance(late, str) else "sink"
     error_policy = on_error if isinstance(on_error, str) else "sink"
     op = read_static_tables(flow.op, NOWHERE)
-    plan = StreamPlan(null_on_error(op) if error_policy == "null" else op, emit, late_policy, error_policy, NOWHERE)
+    plan = plan_of(null_on_error(op) if error_policy == "null" else op, emit, late_policy, error_policy, NOWHERE)
     committers = {"out": make_committer(sink, plan.schema, "out", location, NOWHERE, files_every_s)}
     if late_policy == "sink":
         committers["late"] = make_committer(late, plan.late_schema, "late", location, NOWHERE, files_every_s)
-    source = plan.fragment.input.arrow
+    source = plan.source.arrow
     reads = pa.schema([source.field(name) for name in plan.reads])
     if error_policy == "sink":
         committers["failed"] = make_committer(on_error, dead_letter_schema(reads), "failed", location, NOWHERE,
@@ -60,6 +61,18 @@ def start_stream(flow: Flow, checkpoint: Path | Location, sink: object, *, parti
     spec = StreamSpec(plan, input, committers, location, partitions, {}, migration, NOWHERE,
                       files_every_s=files_every_s)
     return Coordinator(spec, BroadcastPlan(*serialize(plan)))
+
+
+def united(flow: Flow, tables: dict[str, pa.Table]) -> pa.Table:
+    """Rows of the inputs of a flow as the one stream that they become."""
+    plan = plan_of(flow.op, "final", "drop", "raise", NOWHERE)
+    assert isinstance(plan, JoinPlan)
+    columns = {name: plan.reads_by_input[name] for name in tables}
+    found = [table.select(columns[name]).rename_columns([f"i{k}c{table.column_names.index(each)}"
+                                                         for each in columns[name]])
+             .append_column(INPUT, pa.array(np.full(table.num_rows, k), pa.int32()))
+             for k, (name, table) in enumerate(tables.items())]
+    return pa.concat_tables(found, promote_options="default")
 
 
 def tasks_over(parts: Iterable[pa.Table], attempts: int = 1, folder: Path | None = None) -> RunTasks:

@@ -22,9 +22,9 @@ from scalein.options import Options
 from scalein.spark import map_reduce as sides
 from scalein.spark import shuffle
 from scalein.spark.batch.tasks import ReduceBlocks, ShuffleWrite
-from scalein.spark.key_groups import partition_of_key_groups
 from scalein.spark.map_reduce import MapReduce
 from scalein.spark.serialize import optimise, read_static_tables
+from scalein.state.key_groups import partition_of_key_groups
 from tests.same import assert_same
 from tests.spark.flows import FLOWS, ORDERED, rows
 
@@ -33,6 +33,7 @@ TABLE = rows(700)
 FRAGMENT_FLOWS = ("filter", "rowwise", "text_key", "join", "explode",
                   "join_group", "all", "each", "keys", "float_key", "unique", "best",
                   "spread", "picked", "unique_all", "distinct", "tumbling_zone", "sliding", "window_rows", "integers",
+                  "session", "session_rows",
                   "empty_all", "top_k", "sort_limit", "pairs", "expressions", "expressions_all", "expressions_unique",
                   "tumbling_expressions")  # fmt: skip
 

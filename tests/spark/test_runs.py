@@ -22,12 +22,11 @@ from pyarrow import fs
 import scalein as si
 from scalein import col
 from scalein.errors import NOWHERE, ComputeError, Damaged
-from scalein.spark.key_groups import key_group_ranges, partition_of_key_groups
-from scalein.spark.streaming import merge_runs, runs
 from scalein.spark.streaming.event_time import Clock
-from scalein.spark.streaming.merge_runs import key_numbers, look_up, merge_blocks
 from scalein.spark.streaming.reduce_side import ReduceInput, Reducer
-from scalein.spark.streaming.runs import (
+from scalein.spark.streaming.stream_plan import MapSummary, StreamPlan
+from scalein.state import hash_runs, merge_runs
+from scalein.state.hash_runs import (
     HASH,
     Block,
     Run,
@@ -39,7 +38,8 @@ from scalein.spark.streaming.runs import (
     sort_by_hash,
     write_run,
 )
-from scalein.spark.streaming.stream_plan import MapSummary, StreamPlan
+from scalein.state.key_groups import key_group_ranges, partition_of_key_groups
+from scalein.state.merge_runs import key_numbers, look_up, merge_blocks
 from scalein.storage.object_store import STATE, Location, parse_location
 from tests.engines import EXAMPLES, examples
 from tests.spark.simulated import OPTIONS
@@ -202,7 +202,7 @@ def test_a_run_gives_the_rows_of_a_range(tmp_path: Path) -> None:
 
 def test_only_blocks_that_are_needed_are_read(tmp_path: Path) -> None:
     """A damaged block is not noticed until it is read."""
-    runs._open_files.clear()
+    hash_runs._open_files.clear()
     hashes = np.arange(256, dtype=np.uint64) << np.uint64(56)
     batch = pa.RecordBatch.from_arrays([pa.array(hashes), pa.array(np.arange(256))], names=[HASH, "v"])
     here = make_location(tmp_path)
@@ -231,7 +231,7 @@ def test_a_run_without_block_checksums_is_verified_as_a_whole(tmp_path: Path) ->
     data = (tmp_path / run.file).read_bytes()
     old = Run.from_json([*replace(run, sum=zlib.crc32(data)).to_json()[:8]])
     for text in (data, bytes([data[0] ^ 1]) + data[1:]):
-        runs._open_files.clear()
+        hash_runs._open_files.clear()
         (tmp_path / run.file).write_bytes(text)
         if text == data:
             assert sum(block.num_rows for block in read_run(here, old, COLUMNS)) == 2
@@ -242,7 +242,7 @@ def test_a_run_without_block_checksums_is_verified_as_a_whole(tmp_path: Path) ->
 
 @pytest.mark.parametrize("damage", ["flipped", "short", "gone"])
 def test_a_damaged_run_is_reported(tmp_path: Path, damage: str) -> None:
-    runs._open_files.clear()
+    hash_runs._open_files.clear()
     here = make_location(tmp_path)
     run = write_run(here, [rows([("a", 1.0), (None, None)])], (0, 256), None)
     assert run is not None
@@ -294,7 +294,7 @@ def test_resealed_damage_is_an_error_or_other_values(seed: int, tmp_path: Path) 
                 damaged[at : at + size] = word[:size]
             path.unlink()  # the file may still be mapped
             path.write_bytes(damaged)
-            runs._open_files.clear()
+            hash_runs._open_files.clear()
             try:
                 reduce([sealed(run, bytes(damaged))])
             except Damaged as error:
@@ -324,14 +324,14 @@ def test_runs_of_other_filesystems_are_read_through_a_copy(tmp_path: Path, monke
     remote.create_folders(STATE)
     run = write_run(remote, [rows([("a", 1.0), ("bb", None)])], (0, 256), None)
     assert run is not None
-    runs._open_files.clear()
+    hash_runs._open_files.clear()
     first = [block.to_pylist() for block in read_run(remote, run, COLUMNS)]
-    runs._open_files.clear()
+    hash_runs._open_files.clear()
     (tmp_path / "far" / run.file).unlink()  # the copy is sufficient
     assert [block.to_pylist() for block in read_run(remote, run, COLUMNS)] == first
     copies = list((tmp_path / "tmp").rglob("*.arrow"))
     assert len(copies) == 1
-    runs._open_files.clear()
+    hash_runs._open_files.clear()
     (tmp_path / "far" / run.file).write_bytes(copies[0].read_bytes())
     copies[0].write_bytes(bytes(run.size_bytes))  # as after a power failure: it is copied again
     assert [block.to_pylist() for block in read_run(remote, run, COLUMNS)] == first
@@ -341,7 +341,7 @@ def test_runs_of_other_filesystems_are_read_through_a_copy(tmp_path: Path, monke
     assert other is not None
     read_run(remote, other, COLUMNS)  # makes a copy, and removes copies that were not used for long
     assert not copies[0].exists()
-    runs._open_files.clear()
+    hash_runs._open_files.clear()
 
 
 def test_copies_take_at_most_half_of_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from scalein.options import Options
 from scalein.spark import shuffle
-from scalein.spark.key_groups import key_groups, partition_of_key_groups
 from scalein.spark.shuffle import key_hashes, rows_of_target
+from scalein.state.key_groups import key_groups, partition_of_key_groups
 
 KEYS = {
     "int": pa.array([None, *range(-500, 500)], pa.int64()),

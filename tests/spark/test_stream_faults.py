@@ -25,12 +25,13 @@ from scalein import col
 from scalein.connectors.sinks.files import FileSink
 from scalein.errors import NOWHERE, Damaged, StoreFailed, WriteFailed
 from scalein.spark.serialize import BroadcastPlan
-from scalein.spark.streaming import query, reduce_side, runs, sinks
+from scalein.spark.streaming import query, sinks
 from scalein.spark.streaming.coordinator import Coordinator
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.query import StreamJob
 from scalein.spark.streaming.read_state import read_state
 from scalein.spark.streaming.tasks import BatchResult, MicroBatch
+from scalein.state import hash_runs, run_table
 from scalein.storage import object_store
 from scalein.storage.object_store import OUTPUT, Location, parse_location
 from tests.same import assert_same
@@ -101,7 +102,7 @@ STEPS: list[tuple[object, str, int]] = [
     (Location, "put", 2), (object_store.os, "rename", 4), (object_store.os, "rename", 5),  # while it is written
     (FileSink, "commit", 3), (object_store.os, "rename", 6), (object_store.os, "rename", 7),  # in a commit
     (Manifests, "remove_unreferenced", 2), (Location, "remove", 2),
-    (reduce_side, "write_run", 4), (FileSink, "prepare", 5),
+    (run_table, "write_run", 4), (FileSink, "prepare", 5),
 ]  # fmt: skip
 
 
@@ -131,7 +132,7 @@ def test_a_driver_may_crash_at_any_step(target: object, name: str, call: int, wa
             except Crash:
                 crashes += 1
                 crash(coordinator)
-                runs._open_files.clear()
+                hash_runs._open_files.clear()
                 coordinator = begin(tmp_path, partitions=2, **how)  # Spark repeats a batch that did not return
     crash(coordinator)
     assert crashes == 1
@@ -243,7 +244,7 @@ def test_a_damaged_run_ends_the_stream_and_is_reported(tmp_path: Path) -> None:
     run(coordinator, [rows(0)])
     for path in (tmp_path / "checkpoint" / "state").iterdir():
         path.write_bytes(path.read_bytes()[:-9] + b"?" * 9)
-    runs._open_files.clear()
+    hash_runs._open_files.clear()
     with pytest.raises(Damaged, match=r"state/[\w-]+\.arrow"):
         coordinator.run_batch(1, "query", tasks_over(rows(1)), None)
     coordinator.close()
@@ -380,7 +381,7 @@ def test_a_callback_that_raises_ends_the_batch(tmp_path: Path) -> None:
 def test_files_that_no_batch_needs_are_closed(is_local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker of many batches has only the files of the last one open and on its disk."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    runs._open_files.clear()
+    hash_runs._open_files.clear()
     folder = tmp_path / "checkpoint"
     where = folder if is_local else Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "checkpoint",
                                              "far://off")
@@ -390,9 +391,9 @@ def test_files_that_no_batch_needs_are_closed(is_local: bool, tmp_path: Path, mo
         named = {run.file for run in coordinator._runs}
     coordinator.run_batch(12, "query", tasks_over(rows(0)), None)
     coordinator.close()
-    assert {name.partition("checkpoint/" if is_local else "off/")[2] for name in runs._open_files} <= named
+    assert {name.partition("checkpoint/" if is_local else "off/")[2] for name in hash_runs._open_files} <= named
     assert len(list(tmp_path.glob("scalein-runs-*/*"))) <= (0 if is_local else len(named))
-    runs._open_files.clear()
+    hash_runs._open_files.clear()
 
 
 def test_streams_run_on_other_filesystems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,5 +405,5 @@ def test_streams_run_on_other_filesystems(tmp_path: Path, monkeypatch: pytest.Mo
         coordinator = make()
         coordinator.run_batch(number, "query", tasks_over(rows(number)), None)
         coordinator.close()
-        runs._open_files.clear()
+        hash_runs._open_files.clear()
     assert_same(read_state(tmp_path / "far"), FLOW.collect(everything()))

@@ -22,14 +22,15 @@ from scalein import Column, col
 from scalein.api.flow import Flow
 from scalein.errors import BadArgument, ComputeError, LateData, ScaleinError
 from scalein.spark.row_groups import ScannedFile
-from scalein.spark.streaming import merge_runs, reduce_side, runs
+from scalein.spark.streaming import reduce_side
 from scalein.spark.streaming.coordinator import Coordinator
 from scalein.spark.streaming.diagnose import why_no_output
 from scalein.spark.streaming.event_time import Clock
 from scalein.spark.streaming.inputs import StreamInput, row_groups_of
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.read_state import read_state
-from scalein.spark.streaming.runs import MIGRATIONS
+from scalein.state import hash_runs, merge_runs
+from scalein.state.hash_runs import MIGRATIONS
 from scalein.testing import Stream, until
 from tests.engines import EXAMPLES
 from tests.oracle import streams
@@ -65,7 +66,7 @@ def small_limits(has_small_limits: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if has_small_limits:
             patch.setattr(merge_runs, "BLOCK_ROWS", 3)
-            patch.setattr(runs, "MERGE_RATIO", 1)
+            patch.setattr(hash_runs, "MERGE_RATIO", 1)
             key_hashes = reduce_side.key_hashes
             patch.setattr(reduce_side, "key_hashes", lambda *args: key_hashes(*args) & np.uint64(0xFF << 56))
         yield
@@ -231,7 +232,7 @@ WINDOWS: dict[str, Callable[[Flow], Flow]] = {
 }  # fmt: skip
 
 
-NO_CHANGES = ("sliding", "sliding together", "buffered rows")
+NO_CHANGES = ("buffered rows",)
 
 
 def as_a_job(flow: Flow, batches: list[list[pa.Table]], drain: bool, **how: Any) -> tuple[pa.Table, pa.Table]:
@@ -286,12 +287,6 @@ def test_windows_are_those_of_a_job(name: str, emit: str, seed: int, tmp_path: P
         got, expected = (pa.Table.from_pylist(fold_changes(some, keys), flow.schema) for some in (out.table(), want))
         assert_same(got, expected)
     assert_same(late.table(), want_late.select(late.table().column_names))
-
-
-def test_changes_of_sliding_windows_are_refused(tmp_path: Path) -> None:
-    flow = WINDOWS["sliding"](si.flow(EVENTS).with_watermark("t", "3s"))
-    with pytest.raises(BadArgument, match="does not support sliding windows on Spark"):
-        start_stream(flow, tmp_path, si.to_memory(), emit="changes")
 
 
 def events(*seconds: float | None, k: str = "a") -> pa.Table:
@@ -611,11 +606,10 @@ def test_files_of_a_month_close_their_windows_and_outliers_are_reported(tmp_path
     (lambda q: q.limit(3), "final", "limit depends on the order"),
     (lambda q: q.sort("x"), "final", "cannot be sorted"),
     (lambda q: q.join({"k": ["a"]}, on="k", how="outer"), "final", "how='outer' needs a flow that ends"),
-    (lambda q: q.union(q), "final", "has a union"),
-    (lambda q: q.distinct("k"), "final", "distinct of some columns"),
+    (lambda q: q.union(si.flow(pa.schema(list(EVENTS)[::-1])).select("t", "k", "x")), "final", "union of several"),
+    (lambda q: q.union(q.with_watermark("t", "1s")), "final", "different watermarks"),
+    (lambda q: q.group_by("k").agg(n=si.count()).sort("n"), "changes", "no order among them"),
     (lambda q: q.group_by("k").agg(f=col("x").first()), "changes", "first depends on the order"),
-    (lambda q: q.with_watermark("t", "1s").group_by("k", si.sliding("t", "4s", every="2s")).agg(n=si.count()),
-     "changes", "sliding windows"),
 ])  # fmt: skip
 def test_flows_that_no_stream_can_run_are_refused(build: Callable[[Flow], Flow], emit: str, message: str,
                                                   tmp_path: Path) -> None:

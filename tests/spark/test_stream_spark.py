@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,6 +23,7 @@ from pyspark.sql import functions as pf
 import scalein as si
 import scalein.spark as sis
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.errors import NOWHERE, BadArgument, BadData, ComputeError, ScaleinError, WriteFailed
 from scalein.spark.streaming import inputs
 from scalein.spark.streaming import query as job_module
@@ -103,6 +105,39 @@ def test_changes_scale_and_stop(spark: Any, tmp_path: Path) -> None:
     assert_same(sis.read_state(tmp_path / "checkpoint"), GROUPS.collect(everything))
     changed = ds.dataset(tmp_path / "out").to_table().sort_by("n")  # the count of a key gives the order of its changes
     assert_same(pa.Table.from_pylist(fold_changes(changed, ["k"]), GROUPS.schema), GROUPS.collect(everything))
+
+
+SHAPES: dict[str, tuple[str, Callable[[Flow], Flow]]] = {
+    "rows": ("final", lambda q: q.filter(col("x") > 0).select("k", y=col("x") * 2)),
+    "union": ("final", lambda q: q.select("k", "x").union(q.filter(col("x") > 5).select("k", x=-col("x")))),
+    "distinct": ("final", lambda q: q.distinct("k", "x").select("k", "x")),
+    "groups": ("changes", lambda q: q.group_by("k").agg(n=si.count(), s=col("x").sum(), v=col("x").var())),
+    "rows of groups": ("changes", lambda q: q.group_by("k").agg(n=si.count(), u=col("x").n_unique())),
+    "groups of a union": ("changes", lambda q: q.select("k", "x").union(q.select("k", x=-col("x"))).group_by("k").agg(
+        n=si.count(), s=col("x").sum())),
+    "windows": ("final", lambda q: q.group_by("k", si.sliding("t", "6s", every="2s")).agg(n=si.count())),
+    "changes of windows": ("changes", lambda q: q.group_by("k", si.sliding("t", "6s", every="2s")).agg(n=si.count())),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_give_the_rows_of_collect(shape: str, spark: Any, tmp_path: Path) -> None:
+    """As the conformance suite does for all shapes, without Spark."""
+    emit, build = SHAPES[shape]
+    table = write(tmp_path / "in", range(2))
+    flow = build(si.flow(table.schema).with_watermark("t", "10s"))
+    out = si.to_memory()
+    sis.start(flow, stream(spark, tmp_path / "in"), sink=out, checkpoint=tmp_path / "checkpoint", emit=emit,
+              partitions=2, trigger=NOW).wait()
+    got, want = out.table(), flow.collect(table)
+    if emit == "changes":
+        keys = [name for name in ("k", "window_start") if name in want.column_names]
+        got = pa.Table.from_pylist(fold_changes(got, keys), want.schema)
+    elif "window_end" in want.column_names:  # others are open
+        watermark = pc.subtract(pc.max(table["t"]), pa.scalar(10_000_000, pa.duration("us")))
+        want = want.filter(pc.less_equal(want["window_end"], watermark))
+    assert got.num_rows
+    assert_same(got, want, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("reader", ["all tasks", "split", "spark"])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +18,9 @@ from scalein.options import Options
 from scalein.state import LogStore, arena
 from scalein.state.arena import Arena, BucketAllocator, Workspace
 from scalein.state.bloom import empty_filter, filter_shift, set_bits
+from scalein.state.budget import Budget
 from scalein.state.compaction import first_to_compact
-from scalein.state.evict import eviction_threshold
+from scalein.state.evict import Evictor, RecordSource, eviction_threshold
 from scalein.state.memtable import MemTable
 from scalein.state.run_blocks import DetachedRecords, RecordShape, pack, plan_blocks
 from scalein.state.run_levels import pointers_to
@@ -301,3 +305,29 @@ def test_memory_of_evicted_records_is_reused(tmp_path: Path, monkeypatch: pytest
             store._tiers.finish_evictions()  # a late thread would free its chunks late
         assert any(store._tiers.levels.runs)
         assert sum(returned) < 30 * rows * store._kernels.record_bytes // 4
+
+
+def test_records_with_text_are_copied_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eviction takes little memory beside the budget; records with text have less of it, as their copies take more.
+    """
+    steps: list[tuple[int, int]] = []
+    start_write = Evictor._start_write
+
+    def counted(self: Evictor, shard: int, count: int, functions: Any, records: RecordSource, chunks: Any) -> Any:
+        def parts(most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            for part, hashes in records(most):
+                steps.append((len(part), most))
+                yield part, hashes
+
+        return start_write(self, shard, count, functions, parts, chunks)
+
+    monkeypatch.setattr(Evictor, "_start_write", counted)
+    with LogStore.open(tmp_path, key={"k": pa.string()}, value={"n": pa.int64()}, memory="8MB") as store:
+        for start in range(0, 400_000, 50_000):
+            keys = [f"a key of some length {k}" for k in range(start, start + 50_000)]
+            store.merge(pa.table({"k": keys, "n": np.ones(len(keys), np.int64)}), n="sum")
+        assert steps
+        assert all(rows <= most for rows, most in steps)
+        assert len(store) == 400_000
+    plain = Budget.of(1000)
+    assert replace(plain, has_text=True).memtable_bytes < plain.memtable_bytes

@@ -19,7 +19,7 @@ from scalein.storage.local import LocalFileSystem
 
 KEY, VALUE = {"k": pa.string()}, {"n": pa.int64(), "t": pa.string()}
 LOW, HIGH = range(128), range(128, 256)
-ROWS = 12_000
+ROWS = 8_000
 
 
 def rows(step: int) -> pa.Table:

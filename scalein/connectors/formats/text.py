@@ -22,6 +22,7 @@ from scalein.connectors.formats.lenient import BLOCK_BYTES, LenientReader, newli
 from scalein.errors import BadData
 
 _HINT = "all files have the types of schema=, or else those of the first rows of the first file"
+_END = "\x1c\x1d\x1e\x1f"  # characters that separate texts; no line of a file has just these
 _NULL = re.compile(rb"\s*null")
 
 
@@ -49,8 +50,17 @@ class Csv:
         wanted = pa.schema([schema.field(name) for name in columns or schema.names])
 
         def open() -> Iterator[pa.RecordBatch]:
-            with reading(path, self.name, _HINT), self._open(path, schema, wanted.names) as reader:
-                yield from reader
+            end = _EndMark(self.delimiter, len(names))
+            with (reading(path, self.name, _HINT), pa.input_stream(path) as file,
+                  self._open(_Marked(file, end.text), schema, wanted.names, end) as reader):
+                last: pa.RecordBatch | None = None
+                for batch in reader:
+                    if last is not None:
+                        yield last
+                    last = batch
+                end.check()  # before the last rows: an unclosed quote swallows all lines that follow it
+                if last is not None:
+                    yield last
 
         lenient = LenientReader(path, self.name, _CsvRecords(self, names, wanted), wanted, self.malformed, _HINT,
                                 self.needed)
@@ -68,18 +78,64 @@ class Csv:
             raise BadData(f"{path} does not begin with a line of names", found=error) from error
         return names
 
-    def _open(self, path: str, schema: pa.Schema | None = None, columns: list[str] | None = None) -> Any:
+    def _open(self, file: Any, schema: pa.Schema | None = None, columns: list[str] | None = None,
+              end: _EndMark | None = None) -> Any:
         from pyarrow.csv import ReadOptions, open_csv
 
-        return open_csv(path, ReadOptions(block_size=BLOCK_BYTES), *self.options(schema, columns))
+        return open_csv(file, ReadOptions(block_size=BLOCK_BYTES), *self.options(schema, columns, end))
 
-    def options(self, schema: pa.Schema | None, columns: list[str] | None) -> tuple[Any, Any]:
-        """How text is parsed, and its fields are converted."""
+    def options(self, schema: pa.Schema | None, columns: list[str] | None, end: _EndMark | None) -> tuple[Any, Any]:
+        """How text is parsed, and its fields are converted; `end` is the mark at the end of the text, if there is one.
+        """
         from pyarrow.csv import ConvertOptions, ParseOptions
 
         convert = ConvertOptions(column_types=schema, include_columns=columns, null_values=[""],
                                  strings_can_be_null=True, quoted_strings_can_be_null=False)
-        return ParseOptions(delimiter=self.delimiter, newlines_in_values=True), convert
+        parse = ParseOptions(delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=end)
+        return parse, convert
+
+
+class _EndMark:
+    """A line with one field too many, at the end of a text. pyarrow closes a quote that is open there without a word:
+    then it does not meet this line.
+    """
+
+    def __init__(self, delimiter: str, names: int) -> None:
+        self._row = _END + delimiter * names
+        self._is_met = False
+
+    @property
+    def text(self) -> bytes:
+        return f"\n{self._row}\n".encode()
+
+    def __call__(self, row: Any) -> str:
+        """What pyarrow does with a line that has not as many fields as there are names."""
+        self._is_met = row.text == self._row
+        return "skip" if self._is_met or row.text.endswith(f"\n{self._row}") else "error"
+
+    def check(self) -> None:
+        if not self._is_met:
+            raise pa.ArrowInvalid("CSV parse error: a quote is not closed")
+
+
+class _Marked:
+    """A file as pyarrow reads it, with a mark at its end."""
+
+    def __init__(self, file: pa.NativeFile, mark: bytes) -> None:
+        self._file, self._mark = file, mark
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._file.closed)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read(self, size: int) -> pa.Buffer:
+        found = self._file.read_buffer(size)
+        if not found.size:
+            found, self._mark = pa.py_buffer(self._mark), b""
+        return found
 
 
 @dataclass(frozen=True)
@@ -111,8 +167,13 @@ class _CsvRecords:
 
         if not data.strip(b"\r\n"):
             return _none_of(self.wanted, names)
+        end = _EndMark(self.format.delimiter, len(self.names)) if _is_text(data) else None
+        data += end.text if end is not None else b""
         read = ReadOptions(column_names=self.names, use_threads=False, block_size=len(data) + 1)
-        return _one(read_csv(pa.BufferReader(data), read, *self.format.options(self.wanted, names)), names)
+        found = read_csv(pa.BufferReader(data), read, *self.format.options(self.wanted, names, end))
+        if end is not None:
+            end.check()
+        return _one(found, names)
 
     def is_one(self, data: bytes) -> bool:
         fields = pa.schema([(name, pa.binary()) for name in self.wanted.names])
@@ -243,6 +304,15 @@ def _fast_then_lenient(open: Callable[[], Iterator[pa.RecordBatch]], lenient: Le
                 yield batch.slice(skipped)
     if lenient.how == "raise":
         raise failed  # although no single record fails
+
+
+def _is_text(data: bytes) -> bool:
+    """Whether it is UTF-8; pyarrow reports other lines to stderr where they have an end mark."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _none_of(schema: pa.Schema, names: list[str]) -> pa.RecordBatch:

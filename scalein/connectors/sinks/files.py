@@ -4,7 +4,8 @@ The rows of an epoch go to files `_staged-<next>-<epoch>-<k>.<suffix>`, which re
 syncs them and returns their names; once these are in a manifest, `commit` renames them to `part-...`. A crash leaves
 staged files: the next `open` of the same job renames those that its last manifest names and removes the others. If
 recovery fell back to an older manifest because the newest was damaged, the files of later epochs are removed as well:
-the job writes their rows again.
+the job writes their rows again. The names of files sort in the order in which their rows were written: numbers of runs
+and epochs have leading zeros.
 
 An epoch records the folder it was staged in: a sink of the same job in another folder commits its files there, unless
 they were moved with it (a folder may be moved, and a copy of a job must not touch the original). It removes files of
@@ -37,7 +38,17 @@ import pyarrow as pa
 
 from scalein.connectors.sinks.file_writers import GROUP_BYTES, GROUP_ROWS, WriteFormat, Writer, writing
 from scalein.connectors.sinks.partitioning import can_split, split
-from scalein.errors import BadArgument, SourceLoc, StoreFailed, UnknownColumn, WriteFailed, WrongType, guess, warn
+from scalein.errors import (
+    BadArgument,
+    Damaged,
+    SourceLoc,
+    StoreFailed,
+    UnknownColumn,
+    WriteFailed,
+    WrongType,
+    guess,
+    warn,
+)
 from scalein.storage import local
 from scalein.storage.checked_json import Json
 from scalein.storage.local import make_directory
@@ -109,9 +120,16 @@ class FileSink:
         self._finished: list[str] = []  # file names of the current epoch
         self._changed: set[str] = set()  # directories, below `path` or absolute, whose entries were not synced
         self._owned: OwnedFolder | FolderLock | None = None  # a lock: of a job without a checkpoint
+        self._predecessor = ("", "")  # a job that hands over the folder, and what its files begin with
 
     def __repr__(self) -> str:
         return f"{self._step}({self.path!r})"
+
+    def take_over(self, job: str, name: str) -> None:
+        """Let the next `acquire` take the folder of a job from whose savepoint another one begins. What that has made
+        visible after the savepoint is removed when the sink is opened: the rows come again.
+        """
+        self._predecessor = (job, name)
 
     def acquire(self, run: str, checkpoint: str | None) -> None:
         """Take the folder for a run of a job. A job without a checkpoint has it until `close`, another one for good."""
@@ -120,9 +138,18 @@ class FileSink:
             self._make_root()
             with writing(self.path):
                 self._owned = (hold_folder(self.path, run) if checkpoint is None
-                               else take_folder(self.path, run, checkpoint))
+                               else take_folder(self.path, run, checkpoint, self._predecessor[0]))
         except StoreFailed as error:
             raise WriteFailed(f"{self.path} cannot be written", at=self._at, found=error.__cause__ or error) from error
+
+    def check_no_output(self, job: str) -> None:
+        """Raise if files of a job are visible."""
+        for directory, _, names in os.walk(self.path):
+            for name in names:
+                if name.startswith(f"{PART}{job}-"):
+                    raise Damaged("a file has output of this job, and the job's checkpoint has no epoch any more",
+                                  file=os.path.join(directory, name),
+                                  hint="restore the checkpoint, or begin with a new one and another output folder")
 
     def _make_root(self) -> None:
         with writing(self.path):
@@ -150,7 +177,12 @@ class FileSink:
         with writing(self.path):  # refuses types that the format cannot write
             self._format.begin(pa.BufferOutputStream(), self._file_schema).close()
         self.commit(committed)
-        self._remove_orphans(next.partition("-")[0], _epoch_of(committed), waiting=waiting_files(committed))
+        own, (_, before), last = next.partition("-")[0], self._predecessor, _epoch_of(committed)
+        if before and (gone := self._remove_orphans(before, last or (-1, -1))):
+            warn(f"{gone} files that another job wrote to {self.path} after the savepoint were removed: this job "
+                 "writes their rows again", self._at)
+        is_own = committed is None or _read(committed).name.startswith(f"{own}-")
+        self._remove_orphans(own, last if is_own else None, waiting=waiting_files(committed))
 
     def for_task(self, schema: pa.Schema, prefix: str, task: int) -> FileSink:
         """A sink for the rows of one of several tasks: it stages files, which this sink commits.
@@ -241,7 +273,9 @@ class FileSink:
         self._remove_orphans(job, None, int(number), waiting)
 
     def _remove_orphans(self, job: str, committed: tuple[int, int] | None, last: int | None = None,
-                        waiting: Sequence[str] = ()) -> None:
+                        waiting: Sequence[str] = ()) -> int:
+        """Remove staged files of a job, and visible ones after an epoch: the number of these."""
+        visible = 0
         retained = {os.path.join(self.path, name) for name in waiting}
         for directory, _, names in os.walk(self.path):
             orphans = [name for name in names if name.startswith(f"{STAGED}{job}-")
@@ -250,13 +284,18 @@ class FileSink:
                 orphans = [name for name in orphans if (found := _number(name)) is not None and found[0] <= last]
             if committed is not None:
                 parts = (name for name in names if name.startswith(f"{PART}{job}-"))
-                orphans += [name for name in parts if (found := _number(name)) is not None and found > committed]
+                later = [name for name in parts if (found := _number(name)) is not None and found > committed]
+                visible += len(later)
+                orphans += later
+                if later:  # none may come back after the next epoch
+                    self._note_changed(os.path.relpath(directory, self.path))
             for name in orphans:
                 # Missing: the attempt that made it has removed it itself.
                 with writing(os.path.join(directory, name)), contextlib.suppress(FileNotFoundError):
                     os.remove(os.path.join(directory, name))
             if orphans and directory != self.path:
                 self._drop_empty(directory)
+        return visible
 
     def _drop_empty(self, directory: str) -> None:
         """Remove directories that nothing is left in, up to the sink's own."""
@@ -282,7 +321,7 @@ class FileSink:
     def _begin(self, directory: str) -> StagedFile:
         while len(self._open) >= _MAX_OPEN:
             self._finish(next(iter(self._open)))
-        name = f"{STAGED}{self._prefix}-{self._epoch:06}-{self._attempt}{self._count:04}{self._format.suffix}"
+        name = f"{STAGED}{self._prefix}-{self._epoch:010}-{self._attempt}{self._count:04}{self._format.suffix}"
         self._count += 1
         name = os.path.join(directory, name)
         path = os.path.join(self.path, name)
@@ -297,7 +336,13 @@ class FileSink:
     def _make(self, directory: str) -> None:
         if directory:
             os.makedirs(os.path.join(self.path, directory), exist_ok=True)
-        while directory:  # existing ones too: another task may have made them without syncing yet
+            self._note_changed(os.path.dirname(directory))  # existing ones too: another task may have made them
+
+    def _note_changed(self, directory: str) -> None:
+        """Entries of a directory below the sink's own, and of all above it, are to be synced."""
+        directory = "" if directory == "." else directory
+        self._changed.add(directory)
+        while directory:
             directory = os.path.dirname(directory)
             self._changed.add(directory)
 
@@ -312,7 +357,7 @@ class FileSink:
             self._finish(directory)
         self._sync(self._finished)
         self._sync_directories()
-        prepared: dict[str, Json] = {"epoch": f"{self._prefix}-{self._epoch:06}", "files": [*self._finished],
+        prepared: dict[str, Json] = {"epoch": f"{self._prefix}-{self._epoch:010}", "files": [*self._finished],
                                     "folder": self.path}  # fmt: skip
         self._finished, self._epoch, self._count = [], self._epoch + 1, 0
         return prepared

@@ -39,6 +39,15 @@ class SinkWriter:
         path = getattr(self._sink, "path", None)
         return path if isinstance(path, str) else self.kind
 
+    @property
+    def can_take_over(self) -> bool:
+        """Whether the sink can go on where that of another job has ended."""
+        return callable(getattr(self._sink, "take_over", None))
+
+    def take_over(self, job: str, name: str) -> None:
+        """Before `claim`: what the sink writes to is that of another job, from whose savepoint this one begins."""
+        self._call("acquired", lambda: self._sink.take_over(job, name))  # type: ignore[attr-defined]
+
     def claim(self, run: str, checkpoint: str | None) -> None:
         """Reserve the sink for this run of a job, and what it writes to, until `close` or `release`."""
         with _lock:
@@ -54,6 +63,11 @@ class SinkWriter:
             except BaseException:
                 self.release()
                 raise
+
+    def check_no_output(self, job: str) -> None:
+        """Raise if there is output of a job without an epoch: its epochs were removed, and all would come again."""
+        if (check := getattr(self._sink, "check_no_output", None)) is not None:
+            self._call("opened", lambda: check(job))
 
     def open(self, schema: pa.Schema, committed: Json, next: str) -> None:
         self._call("opened", lambda: self._sink.open(schema, committed, next))

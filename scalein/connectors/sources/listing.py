@@ -49,6 +49,9 @@ class Listing:
         else:
             pattern = glob.escape(pattern)
         if not os.path.isdir(root):
+            if "://" in str(given):
+                raise BadArgument(f"{step} takes a path on this machine, not a URL", at=at, found=repr(given),
+                                  hint="what pyarrow, pandas or polars read from a URL is a flow by si.from_arrow(...)")
             raise BadData(f"there is no directory {root}", at=at, found=repr(given))
         return Listing(root, pattern)
 

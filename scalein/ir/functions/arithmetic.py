@@ -294,6 +294,12 @@ def plus(number: Expr, more: int) -> Expr:
     return Call("add", (number, Lit(more, I64)), dtype=I64, nullable=number.nullable)
 
 
+def plus_steps(number: Expr, count: Expr, step: int) -> Expr:
+    """A 64-bit integer with a number of steps added to it; overflow is an error."""
+    length = Call("mul", (count, Lit(step, I64)), dtype=I64, nullable=count.nullable)
+    return Call("add", (number, length), dtype=I64, nullable=number.nullable or count.nullable)
+
+
 def floored(number: Expr, step: int) -> Expr:
     """The greatest multiple of a step that is not above a 64-bit integer; overflow is an error."""
     count = Call("floordiv", (number, Lit(step, I64)), dtype=I64, nullable=number.nullable)

@@ -116,10 +116,16 @@ def _epoch_fails(call: Call) -> bool:
     return to_finer(type_of(call.args[0]), str(call.params[0]))
 
 
+_SQL = {  # in SQL, the parts of a second count from the minute on
+    "ordinal_day": ("DAYOFYEAR",), "weekday": ("ISODOW",), "day": ("DAY", "DAYOFMONTH"),
+    **dict.fromkeys(("millisecond", "microsecond", "nanosecond"), ()),
+}  # fmt: skip
+
+
 def _declare_part(part: str, duckdb: str = "") -> None:
     """`duckdb` names the function of a timestamp; empty for parts that it computes of other units."""
     declare(Function(f"dt_{part}", _part, host=_in_a_zone, arrow=f"local_{part}", show=f"{{0}}.dt.{part}()",
-                     duckdb=f"{duckdb}({{0}})" if duckdb else ""))
+                     sql=_SQL.get(part, (part.upper(),)), duckdb=f"{duckdb}({{0}})" if duckdb else ""))
 
 
 for _name in ("year", "quarter", "month", "day", "hour", "minute"):

@@ -11,7 +11,7 @@ from scalein.ir.functions.registry import ANY, Args, Function, Nulls, always, de
 from scalein.ir.unify import Refused, cast_to, own_type_of
 
 if TYPE_CHECKING:  # most flows have no udf
-    from scalein.ir.udf import AnyUdf, Variable
+    from scalein.ir.udf import Variable
 
 _PYTHON_NAMES = {Kind.F64: "float", Kind.I64: "int", Kind.BOOL: "bool", Kind.STR: "str"}
 
@@ -21,11 +21,11 @@ def _udf(call: Call, args: Args) -> Expr:
 
     (udf,) = call.params
     assert isinstance(udf, AnyUdf)
-    given = [_udf_argument(udf, param, arg) for param, arg in zip(udf.params, args, strict=True)]
+    given = [udf_argument(udf.name, param, arg) for param, arg in zip(udf.params, args, strict=True)]
     return typed(call, given, udf.dtype)
 
 
-def _udf_argument(udf: AnyUdf, param: Variable, arg: Expr) -> Expr:
+def udf_argument(name: str, param: Variable, arg: Expr) -> Expr:
     """The argument in the parameter's type: any number as a float, any integer that 64 bits hold as an int."""
     own = own_type_of(arg)
     fits = own is None or own.kind is param.dtype.kind or (
@@ -35,7 +35,7 @@ def _udf_argument(udf: AnyUdf, param: Variable, arg: Expr) -> Expr:
     if not fits:
         wanted = _PYTHON_NAMES[param.dtype.kind]
         hint = f"cast it: .cast({wanted})" if own is not None and (own.is_number or own.kind in TIMES) else None
-        raise Refused(f"{udf.name} takes {wanted} as {param.name!r}, not {own!r}", hint)
+        raise Refused(f"{name} takes {wanted} as {param.name!r}, not {own!r}", hint)
     return cast_to(arg, param.dtype)
 
 

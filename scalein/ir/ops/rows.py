@@ -17,14 +17,18 @@ from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir.checks import expect
 from scalein.ir.exprs import Col, Expr, Named, columns, type_of
 from scalein.ir.functions.registry import can_fail
+from scalein.ir.internal_names import internal
 from scalein.ir.ops.base import Op, SameColumns, Unary
 from scalein.ir.ops.predicates import cost, over
 from scalein.ir.physical import Host, Node, Pipeline, identity
 from scalein.ir.printer import show_expr, show_named
 from scalein.ir.stages import FilterStep
+from scalein.ir.windows import Window
 
 if TYPE_CHECKING:
     from scalein.ir.passes.physicalize import Planner
+
+LAST_WINDOW = internal("last_window")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -167,6 +171,52 @@ class Explode(Unary):
 
     def physical(self, p: Planner) -> Node:
         return Host(p.node(self.input), self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AssignWindows(Unary):
+    """A row for each window that holds it, the windows in ascending order; one without a time is dropped.
+
+    `LAST_WINDOW` says which of a row's windows is the last one that closes.
+    """
+
+    input: Op
+    window: Window
+    at: SourceLoc = field(default=NOWHERE, compare=False)
+
+    is_row_by_row = True
+
+    def _columns(self) -> Schema:
+        time = type_of(self.window.time)
+        return Schema((*self.input.schema, Field("window_start", time, False), Field("window_end", time, False),
+                       Field(LAST_WINDOW, BOOL, False)))
+
+    def exprs(self) -> tuple[tuple[Expr, int], ...]:
+        return ((self.window.time, 0),)
+
+    def _with_exprs(self, new: Iterator[Expr]) -> Self:
+        return replace(self, window=replace(self.window, time=next(new)))
+
+    def _detail(self) -> str:
+        return str(self.window)
+
+    def wrong(self) -> Iterator[str]:
+        return self.window.wrong()
+
+    def reads(self, needed: set[str]) -> tuple[set[str], ...]:
+        return (needed - {"window_start", "window_end", LAST_WINDOW},)
+
+    def passes_through(self, column: str) -> bool:
+        return column not in ("window_start", "window_end", LAST_WINDOW)
+
+    def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
+        """A row without a time must not fail."""
+        own = {"window_start", "window_end", LAST_WINDOW}
+        return None if own & columns(predicate) or can_fail(predicate) else [(0, predicate)]
+
+    def physical(self, p: Planner) -> Node:
+        before, (time,) = p.columns(p.node(self.input), [self.window.time])
+        return Host(before, replace(self, window=replace(self.window, time=time)))
 
 
 def _element(column: Field) -> Field:

@@ -30,7 +30,7 @@ def aggregate_table(keys: tuple[Named, ...], window: Window | None, aggs: tuple[
         keys=tuple(Key(k.name, type_of(k.expr), k.expr.nullable) for k in keys),
         accs=tuple(accs),
         outputs=outputs,
-        slicing=Slicing.NONE if window is None else Slicing.KEY,
+        slicing=Slicing.NONE if window is None else Slicing.SESSION if window.is_session else Slicing.KEY,
         window=window,
         slice_size=0 if window is None else window.slice_size,
     )

@@ -9,10 +9,10 @@ from scalein.dtypes import I64 as INT
 from scalein.dtypes import STR, DType, Kind
 from scalein.errors import InternalError
 from scalein.ir.exprs import Lit
-from scalein.ir.udf import Apply
+from scalein.ir.udf import CLASSES, TEXTS, Apply, Part, items_of
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import F64, I1, I64, Fn, const
-from scalein.llvm_backend.functions import arithmetic, strings, udf_text
+from scalein.llvm_backend.functions import arithmetic, strings, udf_numbers, udf_search, udf_split, udf_text
 from scalein.llvm_backend.functions.arithmetic import Fail
 from scalein.llvm_backend.text_arena import TextPlaces
 from scalein.llvm_backend.values import Str, Value
@@ -21,7 +21,8 @@ _SIGN = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 _WHOLE = {"trunc": "trunc", "floor": "floor", "ceil": "ceil", "round": "rint"}
 _LONG_POWER = 64  # a greater constant exponent is a loop too
-_NEVER_FAIL = ("copysign", "hypot")  # in CPython too: hypot overflows to an infinity
+_NEVER_FAIL = ("copysign", "hypot", "nextafter")  # in CPython too: hypot overflows to an infinity
+_NAMES_IN_C = {"gamma": "tgamma"}
 _INTRINSICS = ("sqrt", "exp", "exp2", "log", "log2", "log10", "sin", "cos", "pow", "copysign")
 
 
@@ -39,13 +40,61 @@ def lower_apply(code: Code, part: Apply, args: list[Value], texts: TextPlaces | 
             return Value(const(0, I1) if args[0].valid is None else f.b.not_(args[0].valid))
         case "truth":
             assert given[0] is not None
-            return Value(truth(f, args[0], given[0]))
+            return Value(truth(code, args[0], given[0]))
         case "eq" | "ne" | "lt" | "le" | "gt" | "ge":
             return Value(_compare(code, part, args))
         case "min" | "max":
             return _least(code, part, args)
         case "len":
+            if given[0] == TEXTS:
+                return Value(udf_split.count(code, udf_split.pieces_of(args[0])))
             return Value(strings.length(code, args[0].string))
+        case "tuple":
+            return Value(tuple(args))
+        case "to_tuple":
+            assert given[0] is not None
+            return widened(f, args[0], given[0], part.dtype)
+        case "item" if isinstance(args[0].data, tuple):
+            item: Value = args[0].data[_constant_int(part.args[1])]
+            return item
+        case "item":
+            return Value(udf_split.item(code, udf_split.pieces_of(args[0]), args[1].number, fail))
+        case "among":
+            return Value(udf_split.contains(code, udf_split.pieces_of(args[0]), args[1].string))
+        case "words":
+            return Value(udf_split.words(args[0].string, args[1].number))
+        case "split":
+            return Value(udf_split.split(code, args[0].string, args[1].string, args[2].number, fail))
+        case "rsplit":
+            return Value(udf_split.split_from_right(code, args[0].string, args[1].string, args[2].number))
+        case "unpacked":
+            wanted, count = args[1].number, udf_split.count(code, udf_split.pieces_of(args[0]))
+            fail("too few values to unpack", f.b.icmp_signed("<", count, wanted))
+            fail("too many values to unpack", f.b.icmp_signed(">", count, wanted))
+            return args[0]
+        case "partition" | "rpartition":
+            found = udf_search.partition(code, fn, args[0].string, args[1].string, fail)
+            return Value(tuple(map(Value, found)))
+        case "frexp" | "modf":
+            return Value(udf_numbers.parts_of_float(f, fn, args[0].number))
+        case "isclose":
+            return Value(udf_numbers.is_close(f, [arg.number for arg in args], fail))
+        case "is_integer":
+            whole = f.call("llvm.floor.f64", F64, [args[0].number])
+            same = f.b.fcmp_ordered("==", whole, args[0].number)
+            return Value(f.b.and_(same, _is_finite(f, args[0].number)))
+        case "find" | "rfind" | "index" | "rindex" | "count":
+            return Value(udf_search.position(code, fn, args[0].string, [arg.data for arg in args[1:]], fail))
+        case "ord":
+            return Value(udf_text.point_of(code, args[0].string, fail))
+        case "int_of":
+            return Value(udf_numbers.int_of(code, args[0].string, fail))
+        case "float_of":
+            return Value(udf_numbers.float_of(code, args[0].string, fail))
+        case "rounded":
+            return Value(udf_numbers.rounded(code, args[0].number, _constant_int(part.args[1])))
+        case _ if fn in CLASSES:
+            return Value(udf_search.all_of_class(code, fn, args[0].string))
         case "contains" | "starts_with" | "ends_with":
             pattern = part.args[1]
             if isinstance(pattern, Lit):
@@ -56,9 +105,32 @@ def lower_apply(code: Code, part: Apply, args: list[Value], texts: TextPlaces | 
     numbers = [arg.number for arg in args]
     if part.dtype == FLOAT:
         return Value(_float(f, fn, numbers, fail))
-    if part.dtype == INT:
+    if part.dtype == INT or part.dtype.kind in (Kind.TS, Kind.DUR):
         return Value(_int(f, part, numbers, fail))
     return Value(_bool(f, fn, numbers))
+
+
+def _constant_int(part: Part) -> int:
+    assert isinstance(part, Lit)
+    return int(str(part.value))
+
+
+def widened(f: Fn, value: Value, old: DType, new: DType) -> Value:
+    """A tuple in a type whose items are wider."""
+    items: list[Value] = []
+    given = value.data
+    assert isinstance(given, tuple)
+    for item, (before, _), (after, _) in zip(given, items_of(old), items_of(new), strict=True):
+        if before == after:
+            items.append(item)
+        elif isinstance(item.data, tuple):
+            items.append(widened(f, item, before, after))
+        elif after == FLOAT:
+            convert = f.b.uitofp if item.number.type == I1 else f.b.sitofp
+            items.append(Value(convert(item.number, F64), item.valid))
+        else:
+            items.append(Value(f.b.zext(item.number, I64), item.valid))
+    return Value(tuple(items), value.valid)
 
 
 def _text(code: Code, part: Apply, args: list[Value], build: udf_text.Builder) -> Str:
@@ -75,23 +147,47 @@ def _text(code: Code, part: Apply, args: list[Value], build: udf_text.Builder) -
         case "text":
             return build.text(args[0].number, part.args[0].dtype)
         case "fixed":
-            return build.fixed(args[0].number, int(str(constants[1])))
+            return build.fixed(args[0].number, _constant_int(part.args[1]), str(constants[2]))
         case "replace":
-            return build.replace(args[0].string, str(constants[1]).encode(), args[2].string)
-        case "upper" | "lower":
+            return build.replace(args[0].string, args[1].string, args[2].string, args[3].number)
+        case "upper" | "lower" | "casefold" | "titled":
             return build.cased(args[0].string, part.fn)
+        case "removeprefix" | "removesuffix":
+            return udf_search.without(code, part.fn, args[0].string, args[1].string)
+        case "pad":
+            return build.pad(args[0].string, args[1].number, args[2].string, str(constants[3]))
+        case "zfill":
+            return build.zfill(args[0].string, args[1].number)
+        case "repeat":
+            return build.repeat(args[0].string, args[1].number)
+        case "grouped":
+            return build.grouped(args[0].string)
+        case "reversed":
+            return build.reversed(args[0].string)
+        case "chr":
+            return build.chr(args[0].number)
+        case "join":
+            pieces = udf_split.pieces_of(args[1])
+            return build.join(args[0].string, lambda use: udf_split.each(code, pieces, lambda _, piece: use(piece)))
         case _:
             raise InternalError(f"no lowering for {part.fn} in a udf")
 
 
-def truth(f: Fn, value: Value, dtype: DType) -> ir.Value:
+def truth(code: Code, value: Value, dtype: DType) -> ir.Value:
     """Whether Python takes the value for true: NaN is, None is not."""
-    if isinstance(value.data, Str):
+    f, data = code.f, value.data
+    if isinstance(data, udf_split.Pieces):
+        holds = f.b.not_(udf_split.is_empty(code, data))
+    elif isinstance(data, tuple):
+        holds = const(1, I1)  # none is empty
+    elif isinstance(value.data, Str):
         holds = f.b.icmp_unsigned("!=", value.data.size, const(0))
     elif dtype == FLOAT:
         holds = f.b.fcmp_unordered("!=", value.data, const(0.0, F64))
     else:
         holds = value.data if dtype.kind is Kind.BOOL else f.b.icmp_unsigned("!=", value.data, const(0))
+    if dtype.kind is Kind.TS:  # every time is true
+        holds = const(1, I1)
     both = f.all_of(holds, value.valid)
     assert both is not None
     return both
@@ -180,13 +276,15 @@ def _int(f: Fn, part: Apply, args: list[ir.Value], fail: Fail) -> ir.Value:
     b, fn = f.b, part.fn
     match fn:
         case "add":
-            return _checked(f, b.sadd_with_overflow(*args), fail)
+            return udf_numbers.checked(f, b.sadd_with_overflow(*args), fail)
         case "sub":
-            return _checked(f, b.ssub_with_overflow(*args), fail)
+            return udf_numbers.checked(f, b.ssub_with_overflow(*args), fail)
         case "mul":
-            return _checked(f, b.smul_with_overflow(*args), fail)
+            return udf_numbers.checked(f, b.smul_with_overflow(*args), fail)
+        case "add_small" | "sub_small":  # which cannot overflow
+            return (b.add if fn == "add_small" else b.sub)(*args)
         case "neg":
-            return _checked(f, b.ssub_with_overflow(const(0), args[0]), fail)
+            return udf_numbers.checked(f, b.ssub_with_overflow(const(0), args[0]), fail)
         case "abs":
             fail("integer overflow", b.icmp_signed("==", args[0], const(INT.int_range()[0])))
             return b.select(b.icmp_signed("<", args[0], const(0)), b.sub(const(0), args[0]), args[0])
@@ -207,17 +305,14 @@ def _int(f: Fn, part: Apply, args: list[ir.Value], fail: Fail) -> ir.Value:
             return b.not_(args[0])
         case "shl" | "shr":
             return _shift(f, fn, args[0], args[1], fail)
+        case _ if fn in udf_numbers.INTS:
+            return udf_numbers.lower_int(f, fn, args, fail)
         case _:
             raise InternalError(f"no lowering for {fn} in a udf")
 
 
-def _checked(f: Fn, pair: ir.Value, fail: Fail) -> ir.Value:
-    fail("integer overflow", f.b.extract_value(pair, 1))
-    return f.b.extract_value(pair, 0)
-
-
 def _times(f: Fn, a: ir.Value, b: ir.Value, fail: Fail) -> ir.Value:
-    return _checked(f, f.b.smul_with_overflow(a, b), fail)
+    return udf_numbers.checked(f, f.b.smul_with_overflow(a, b), fail)
 
 
 def _fixed_power(f: Fn, base: ir.Value, exponent: int, fail: Fail) -> ir.Value:
@@ -283,17 +378,19 @@ def _float(f: Fn, fn: str, args: list[ir.Value], fail: Fail) -> ir.Value:
             return b.fneg(*args)
         case "fabs":
             return _magnitude(f, args[0])
+        case "ulp":
+            return udf_numbers.ulp(f, args[0])
         case "div" | "floordiv" | "mod":
             fail("division by zero", b.fcmp_ordered("==", args[1], const(0.0, F64)))
             if fn == "div":
                 return b.fdiv(*args)
             return _floor_divide(f, args[0], args[1])[int(fn == "mod")]
-    name = f"llvm.{fn}.f64" if fn in _INTRINSICS else fn
-    result = f.call(name, F64, args)
+    name = f"llvm.{fn}.f64" if fn in _INTRINSICS else _NAMES_IN_C.get(fn, fn)
+    result = udf_numbers.scaled(f, *args) if fn == "ldexp" else f.call(name, F64, args)
     if fn not in _NEVER_FAIL:
-        is_new = [f.b.fcmp_ordered("ord", arg, arg) for arg in args]
+        is_new = [f.b.fcmp_ordered("ord", arg, arg) for arg in args if arg.type == F64]
         bad_nan = f.all_of(f.b.fcmp_unordered("uno", result, result), *is_new)
-        bad_infinity = f.all_of(_is_infinite(f, result), *(_is_finite(f, arg) for arg in args))
+        bad_infinity = f.all_of(_is_infinite(f, result), *(_is_finite(f, arg) for arg in args if arg.type == F64))
         bad = f.any_of(bad_nan, bad_infinity)
         assert bad is not None
         fail("math domain or range error", bad)

@@ -20,6 +20,7 @@ from scalein.llvm_backend.text_arena import NO_MEMORY, TextPlaces, joined, take_
 from scalein.llvm_backend.values import Str
 
 _NULL = ir.Constant(PTR, None)
+_MOST_BYTES = 1 << 40  # of a text that a count of the user's makes
 
 
 class Builder:
@@ -67,29 +68,32 @@ class Builder:
             b.store(const(ord("-"), I8), f.byte_at(start, at.get()))
         return Str(f.byte_at(start, at.get()), b.sub(const(20), at.get()))
 
-    def fixed(self, data: ir.Value, digits: int) -> Str:
-        """A float with so many digits after the point, as by `{x:.2f}`."""
+    def fixed(self, data: ir.Value, digits: int, letter: str = "f") -> Str:
+        """A float with so many digits after the point, as by `{x:.2f}`; or as by `e` or `g`."""
         f, b = self.f, self.f.b
         most = 330 + digits  # sign, 309 digits before the point
         start = self.room(const(most))
         typ = ir.FunctionType(I32, [PTR, I64, PTR], var_arg=True)
         write = f.module.globals.get("snprintf") or ir.Function(f.module, typ, "snprintf")
-        form = self.code.text(f"%.{digits}f\0".encode())
+        form = self.code.text(f"%.{digits}{letter}\0".encode())
         is_nan = b.fcmp_unordered("uno", data, data)  # C writes its sign
         number = b.select(is_nan, const(0.0, F64), data)
         size = b.sext(b.call(write, [start, const(most), form, number]), I64)
         found = self.keep(start, size)
         return Str(b.select(is_nan, self.code.text(b"nan"), found.ptr), b.select(is_nan, const(3), found.size))
 
-    def replace(self, text: Str, old: bytes, new: Str) -> Str:
-        """Every `old`, from the left, as `new`."""
+    def replace(self, text: Str, old: Str, new: Str, most: ir.Value) -> Str:
+        """Every `old`, from the left and at most so many unless that is negative, as `new`."""
         f, b = self.f, self.f.b
-        needle, width = self.code.text(old), const(len(old))
+        needle, width = old.ptr, old.size
+        self.fail("replace of an empty text", b.icmp_unsigned("==", width, const(0)))
 
         def each(found: Callable[[ir.Value, ir.Value], None]) -> ir.Value:
             """Calls with the start of what stands before each `old`, and its size; gives where the rest begins."""
-            start = f.var(I64, const(0))
+            start, left = f.var(I64, const(0)), f.var(I64, most)
             with f.forever() as loop:
+                loop.stop_if(b.icmp_unsigned("==", left.get(), const(0)))
+                left.set(b.sub(left.get(), const(1)))
                 at = start.get()
                 hit = f.call("memmem", PTR, [f.byte_at(text.ptr, at), b.sub(text.size, at), needle, width])
                 loop.stop_if(b.icmp_unsigned("==", hit, _NULL))
@@ -115,6 +119,130 @@ class Builder:
         copy(f.byte_at(text.ptr, rest), b.sub(text.size, rest))
         return Str(start, to.get())
 
+    def _bounded(self, size: ir.Value) -> ir.Value:
+        """The address of so many bytes, of which there may be more than a computer has."""
+        self.fail(NO_MEMORY, self.f.b.icmp_unsigned(">", size, const(_MOST_BYTES)))
+        return self.room(size)
+
+    def _fill(self, start: ir.Value, text: Str, count: ir.Value) -> None:
+        """Writes a text so many times."""
+        f, b = self.f, self.f.b
+        with f.loop(count) as k:
+            to = f.byte_at(start, b.mul(k, text.size))
+            f.call("memcpy", PTR, [to, text.ptr, text.size])
+
+    def repeat(self, text: Str, count: ir.Value) -> Str:
+        f, b = self.f, self.f.b
+        count = f.max(count, const(0))
+        pair = b.umul_with_overflow(text.size, count)
+        self.fail(NO_MEMORY, b.extract_value(pair, 1))
+        size = b.extract_value(pair, 0)
+        count = b.select(b.icmp_unsigned("==", size, const(0)), const(0), count)
+        start = self._bounded(size)
+        self._fill(start, text, count)
+        return Str(start, size)
+
+    def pad(self, text: Str, width: ir.Value, fill: Str, align: str) -> Str:
+        """The text with a width, in code points; `c` centers like str.center, `^` like a format."""
+        f, b = self.f, self.f.b
+        missing = f.max(b.sub(f.max(width, const(0)), strings.length(self.code, text)), const(0))
+        self.fail(NO_MEMORY, b.icmp_unsigned(">", missing, const(_MOST_BYTES)))
+        half = b.lshr(missing, const(1))
+        odd = b.and_(b.and_(missing, width), const(1))
+        before = {"<": const(0), ">": missing, "^": half, "c": b.add(half, odd)}[align]
+        size = b.add(text.size, b.mul(missing, fill.size))
+        start = self._bounded(size)
+        self._fill(start, fill, before)
+        at = f.byte_at(start, b.mul(before, fill.size))
+        f.call("memcpy", PTR, [at, text.ptr, text.size])
+        self._fill(f.byte_at(at, text.size), fill, b.sub(missing, before))
+        return Str(start, size)
+
+    def zfill(self, text: Str, width: ir.Value) -> Str:
+        """Zeros between the sign and the digits."""
+        f, b = self.f, self.f.b
+        first = f.var(I8, const(0, I8))
+        with f.when(b.icmp_signed(">", text.size, const(0))):
+            first.set(f.load_input(text.ptr, I8))
+        is_signed = f.any_of(*(b.icmp_unsigned("==", first.get(), const(ord(sign), I8)) for sign in "+-"))
+        count = b.zext(is_signed, I64)
+        rest = Str(f.byte_at(text.ptr, count), b.sub(text.size, count))
+        zero = Str(self.code.text(b"0"), const(1))
+        return self.concat([Str(text.ptr, count), self.pad(rest, b.sub(f.max(width, count), count), zero, ">")])
+
+    def grouped(self, text: Str) -> Str:
+        """A number's text with commas between each three digits before the point."""
+        f, b = self.f, self.f.b
+        start = self.room(b.mul(text.size, const(2)))
+        sign = b.zext(matches(self.code, "starts_with", text, Str(self.code.text(b"-"), const(1))), I64)
+        end = f.var(I64, sign)
+        with f.forever() as loop:
+            loop.stop_if(b.icmp_signed(">=", end.get(), text.size))
+            digit = b.sub(f.load_input(f.byte_at(text.ptr, end.get()), I8), const(ord("0"), I8))
+            loop.stop_if(b.icmp_unsigned(">", digit, const(9, I8)))
+            end.set(b.add(end.get(), const(1)))
+        stop, to = end.get(), f.var(I64, const(0))
+
+        def put(byte: ir.Value) -> None:
+            b.store(byte, f.byte_at(start, to.get()))
+            to.set(b.add(to.get(), const(1)))
+
+        with f.loop(text.size) as k:
+            left = b.sub(stop, k)  # digits from here on
+            third = b.icmp_unsigned("==", b.urem(f.max(left, const(0)), const(3)), const(0))
+            between = f.all_of(third, b.icmp_signed(">", left, const(0)), b.icmp_signed(">", k, sign))
+            with f.when(between):
+                put(const(ord(","), I8))
+            put(f.load_input(f.byte_at(text.ptr, k), I8))
+        return self.keep(start, to.get())
+
+    def reversed(self, text: Str) -> Str:
+        f, b = self.f, self.f.b
+        start, at = self.room(text.size), f.var(I64, const(0))
+        with f.forever() as loop:
+            loop.stop_if(b.icmp_signed(">=", at.get(), text.size))
+            _, size = decode(self.code, text, at.get())
+            to = b.sub(b.sub(text.size, at.get()), size)
+            f.call("memcpy", PTR, [f.byte_at(start, to), f.byte_at(text.ptr, at.get()), size])
+            at.set(b.add(at.get(), size))
+        return Str(start, text.size)
+
+    def chr(self, point: ir.Value) -> Str:
+        b = self.f.b
+        half = b.icmp_unsigned("<", b.sub(point, const(0xD800)), const(0x800))  # of a pair: no text has one
+        self.fail("chr() of a number that is no character", b.or_(half, b.icmp_unsigned(">", point, const(0x10FFFF))))
+        start = self.room(const(4))
+        size = b.call(self.code.helper("encode", _encode), [start, b.trunc(point, I32)])
+        return self.keep(start, size)
+
+    def join(self, separator: Str, each: Callable[[Callable[[Str], None]], None]) -> Str:
+        """The texts that `each` calls with, and the separator between them."""
+        f, b = self.f, self.f.b
+        total, count = f.var(I64, const(0)), f.var(I64, const(0))
+
+        def measure(piece: Str) -> None:
+            total.set(b.add(total.get(), piece.size))
+            count.set(b.add(count.get(), const(1)))
+
+        each(measure)
+        cuts = f.max(b.sub(count.get(), const(1)), const(0))
+        size = b.add(total.get(), b.mul(cuts, separator.size))
+        start, to = self.room(size), f.var(I64, const(0))
+        count.set(const(0))
+
+        def copy(text: Str) -> None:
+            f.call("memcpy", PTR, [f.byte_at(start, to.get()), text.ptr, text.size])
+            to.set(b.add(to.get(), text.size))
+
+        def write(piece: Str) -> None:
+            with f.when(b.icmp_unsigned("!=", count.get(), const(0))):
+                copy(separator)
+            copy(piece)
+            count.set(b.add(count.get(), const(1)))
+
+        each(write)
+        return Str(start, size)
+
     def cased(self, text: Str, fn: str) -> Str:
         """In upper or lower case."""
         f, b = self.f, self.f.b
@@ -132,13 +260,13 @@ class Builder:
             byte = f.load_input(f.byte_at(text.ptr, place), I8)
             with f.when_else(b.icmp_unsigned("<", byte, const(0x80, I8)), likely=True) as (ascii_, other):
                 with ascii_:
-                    first, last = (ord("a"), ord("z")) if fn == "upper" else (ord("A"), ord("Z"))
+                    first, last = (ord("a"), ord("z")) if fn in ("upper", "titled") else (ord("A"), ord("Z"))
                     inside = b.icmp_unsigned("<=", b.sub(byte, const(first, I8)), const(last - first, I8))
                     b.store(b.xor(byte, b.select(inside, const(0x20, I8), const(0, I8))), f.byte_at(start, to.get()))
                     to.set(b.add(to.get(), const(1)))
                     at.set(b.add(place, const(1)))
                 with other:
-                    point, size = _decode(self.code, text, place)
+                    point, size = decode(self.code, text, place)
                     at.set(b.add(place, size))
                     entry = table.entry(point)
                     is_long = b.icmp_signed("<", entry, const(0, I32))
@@ -194,7 +322,7 @@ ALL = 2**63 - 1  # the end of a slice that goes to the end of the text
 def stripped(code: Code, text: Str, fn: str, chars: str | None) -> Str:
     """Without whitespace, or some characters, at its ends."""
     f, b = code.f, code.f.b
-    ranges = _ranges(_spaces() if chars is None else sorted(set(map(ord, chars))))
+    ranges = space_ranges() if chars is None else _ranges(sorted(set(map(ord, chars))))
     first, last = f.var(I64, const(0)), f.var(I64, text.size)
 
     def is_out(point: ir.Value) -> ir.Value:
@@ -204,14 +332,14 @@ def stripped(code: Code, text: Str, fn: str, chars: str | None) -> Str:
     if fn != "rstrip":
         with f.forever() as loop:
             loop.stop_if(b.icmp_signed(">=", first.get(), last.get()))
-            point, size = _decode(code, text, first.get())
+            point, size = decode(code, text, first.get())
             loop.stop_if(b.not_(is_out(point)))
             first.set(b.add(first.get(), size))
     if fn != "lstrip":
         with f.forever() as loop:
             loop.stop_if(b.icmp_signed(">=", first.get(), last.get()))
             before = _before(f, text, last.get())
-            point, _ = _decode(code, text, before)
+            point, _ = decode(code, text, before)
             loop.stop_if(b.not_(is_out(point)))
             last.set(before)
     return Str(f.byte_at(text.ptr, first.get()), b.sub(last.get(), first.get()))
@@ -243,8 +371,19 @@ def _ranges(points: Sequence[int]) -> list[tuple[int, int]]:
 
 
 @cache
-def _spaces() -> list[int]:
-    return [point for point in range(0x10000) if chr(point).isspace()]
+def space_ranges() -> list[tuple[int, int]]:
+    """The code points of whitespace."""
+    return _ranges([point for point in range(0x10000) if chr(point).isspace()])
+
+
+def point_of(code: Code, text: Str, fail: Fail) -> ir.Value:
+    """ord(text)."""
+    b = code.f.b
+    what = "ord() of a text that is not one character"
+    fail(what, b.icmp_unsigned("==", text.size, const(0)))
+    point, size = decode(code, text, const(0))
+    fail(what, b.icmp_unsigned("!=", size, text.size))
+    return b.zext(point, I64)
 
 
 # --- code points
@@ -261,7 +400,7 @@ def _before(f: Fn, text: Str, place: ir.Value) -> ir.Value:
     return at.get()
 
 
-def _decode(code: Code, text: Str, place: ir.Value) -> tuple[ir.Value, ir.Value]:
+def decode(code: Code, text: Str, place: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The code point at a place within the text, and its bytes; what is cut off at the end is one of few bytes."""
     b = code.f.b
     found = b.call(code.helper("decode", _decoder), [text.ptr, text.size, place])
@@ -312,6 +451,9 @@ def _encode(code: Code) -> ir.Function:
 
 # --- case
 
+_CASES: dict[str, Callable[[str], str]] = {
+    "upper": str.upper, "lower": str.lower, "casefold": str.casefold, "titled": str.title,
+}  # fmt: skip
 _POINT = (1 << 21) - 1
 _CASED, _IGNORABLE, _LONG = 1 << 21, 1 << 22, 1 << 31
 _PAGE = 256
@@ -333,7 +475,7 @@ def _case_data(fn: str) -> tuple[bytes, bytes, bytes]:
         entries = []
         for point in range(first, first + _PAGE):
             char = chr(point)
-            new = char.upper() if fn == "upper" else char.lower()
+            new = _CASES[fn](char)
             entry = ord(new) if len(new) == 1 else _LONG | long.setdefault(new, len(long))
             entries.append(entry | (_sigma_flags(char) if fn == "lower" else 0))
         page = struct.pack(f"<{_PAGE}I", *entries)
@@ -390,14 +532,14 @@ def _final_sigma(code: Code, table: _CaseTable, text: Str, place: ir.Value, poin
         with f.forever() as loop:
             loop.stop_if(b.icmp_signed("<=", at.get(), const(0)))
             at.set(_before(f, text, at.get()))
-            entry = table.entry(_decode(code, text, at.get())[0])
+            entry = table.entry(decode(code, text, at.get())[0])
             is_after.set(b.and_(has(entry, _CASED), b.not_(has(entry, _IGNORABLE))))
             loop.stop_if(b.not_(has(entry, _IGNORABLE)))
         is_before = f.var(I1, const(0, I1))
         at.set(b.add(place, const(2)))
         with f.forever() as loop:
             loop.stop_if(b.icmp_signed(">=", at.get(), text.size))
-            following, size = _decode(code, text, at.get())
+            following, size = decode(code, text, at.get())
             entry = table.entry(following)
             is_before.set(b.and_(has(entry, _CASED), b.not_(has(entry, _IGNORABLE))))
             loop.stop_if(b.not_(has(entry, _IGNORABLE)))

@@ -21,16 +21,18 @@ from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.printer import show_expr
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Acc, Slicing, Table
+from scalein.ir.windows import Session
 from scalein.layout import BLOCK_ROWS, ERROR, OUT_OF_DOMAIN, RING_ADVANCE
 from scalein.llvm_backend import accumulators, reduce
 from scalein.llvm_backend.block import PADDED, Block, keep, rows
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
-from scalein.llvm_backend.fn import I32, I64, I128, PTR, const
+from scalein.llvm_backend.fn import I32, I64, I128, PTR, Fn, const
 from scalein.llvm_backend.functions.arithmetic import floor_divide
 from scalein.llvm_backend.hash_index import Index, place_in
 from scalein.llvm_backend.keys import key_block, row_key
 from scalein.llvm_backend.parts import acc_shape, can_outline, is_many
+from scalein.llvm_backend.sessions import Sessions
 from scalein.llvm_backend.side_state import Sides, base_of, find_sides, owner_of
 from scalein.llvm_backend.values import Env, Row, Value, canonical
 
@@ -119,7 +121,7 @@ class Slices:
 
 
 def _slices(given: Rows, table: Table) -> Slices | None:
-    if table.window is None:
+    if table.window is None or table.slicing is Slicing.SESSION:
         return None
     code, f, b = given.code, given.code.f, given.code.f.b
     time = table.window.time
@@ -131,7 +133,7 @@ def _slices(given: Rows, table: Table) -> Slices | None:
         return numbers_of(*time_bounds(code, given.env, time, block, rare))
 
     def numbers_of(low: ir.Value, high: ir.Value) -> tuple[ir.Value, ir.Value]:
-        return floor_divide(f, low, table.slice_size), floor_divide(f, high, table.slice_size)
+        return slice_of(f, table, low), slice_of(f, table, high)
 
     if given.bounds is not None and given.block.vectors["in"] is None:
         least, greatest = numbers_of(*given.bounds)
@@ -152,9 +154,20 @@ def _slices(given: Rows, table: Table) -> Slices | None:
         with same, f.loop(given.block.count) as k:
             f.store(least, numbers, k)
         with mixed, rows(code, given.block, rare=True) as row:
-            f.store(floor_divide(f, of(row), table.slice_size), numbers, row.k)
+            f.store(slice_of(f, table, of(row)), numbers, row.k)
     _check_limits(given, table, Slices(numbers, least, greatest))
     return Slices(numbers, least, greatest)
+
+
+def slice_of(f: Fn, table: Table, time: ir.Value) -> ir.Value:
+    """The number of a time's slice; the time minus the offset could overflow."""
+    assert table.window is not None
+    number = floor_divide(f, time, table.slice_size)
+    whole, rest = divmod(table.window.offset, table.slice_size)
+    if rest:
+        into = f.b.sub(time, f.b.mul(number, const(table.slice_size)))
+        number = f.b.sub(number, f.b.zext(f.b.icmp_signed("<", into, const(rest)), I64))
+    return f.b.sub(number, const(whole)) if whole else number
 
 
 def _moment(code: Code, env: Env, time: Expr, row: Row) -> ir.Value:
@@ -179,7 +192,7 @@ def _check_limits(given: Rows, table: Table, slices: Slices) -> None:
     assert table.window is not None
     low, high = type_of(table.window.time).int_range()
     size, step = table.window_slices, table.window_step
-    margin = size + step
+    margin = size + step + -(-table.window.offset // table.slice_size)
     near = b.or_(b.icmp_signed("<", slices.least, const(low // table.slice_size + margin)),
                  b.icmp_signed(">", slices.greatest, const(high // table.slice_size - margin)))
     with f.when(near, likely=False):
@@ -189,11 +202,38 @@ def _check_limits(given: Rows, table: Table, slices: Slices) -> None:
             oldest = b.sub(newest, const((-(-size // step) - 1) * step, I128))
             misses = b.icmp_signed("<=", b.add(oldest, const(size, I128)), number)
             oldest = b.select(misses, b.add(oldest, const(step, I128)), oldest)
-            start = b.mul(oldest, const(table.slice_size, I128))
-            end = b.mul(b.add(newest, const(size, I128)), const(table.slice_size, I128))
+            offset = const(table.window.offset, I128)
+            start = b.add(b.mul(oldest, const(table.slice_size, I128)), offset)
+            end = b.add(b.mul(b.add(newest, const(size, I128)), const(table.slice_size, I128)), offset)
             outside = b.or_(b.icmp_signed("<", start, const(low, I128)), b.icmp_signed(">", end, const(high, I128)))
             code.fail(f"integer overflow in the windows of `{show_expr(table.window.time)}`", outside)
         code.check_errors(ERROR)
+
+
+def _check_ends(given: Rows, table: Table) -> None:
+    """Fail rows whose session would end outside of what the time's type can hold."""
+    code, f, b = given.code, given.code.f, given.code.f.b
+    window = table.window
+    assert isinstance(window, Session)
+    if window.end is not None:
+        return
+    last = const(type_of(window.time).int_range()[1] - window.gap)
+    _, greatest = time_bounds(code, given.env, window.time, given.block)
+    with f.when(b.icmp_signed(">", greatest, last), likely=False):
+        with rows(code, given.block, rare=True) as row:
+            is_late = b.icmp_signed(">", _moment(code, given.env, window.time, row), last)
+            code.fail(f"integer overflow in the windows of `{show_expr(window.time)}`", is_late)
+        code.check_errors(ERROR)
+
+
+def _interval(given: Rows, table: Table, row: Row) -> tuple[ir.Value, ir.Value]:
+    """The first and the last time of a row: of one that is a session, both differ."""
+    window = table.window
+    assert isinstance(window, Session)
+    first = _moment(given.code, given.env, window.time, row)
+    if window.end is None:
+        return first, first
+    return first, given.code.f.b.sub(_moment(given.code, given.env, window.end, row), const(window.gap))
 
 
 # --- HASH
@@ -204,6 +244,8 @@ def _lower_hash(sink: Group, given: Rows) -> None:
     index = Index(code, table, "table")
     index.ensure_arena(BLOCK_ROWS)
     with f.when(b.icmp_signed(">", given.block.count, const(0))):
+        if table.slicing is Slicing.SESSION:
+            _check_ends(given, table)
         slices = _slices(given, table)
         as_key = slices.numbers if slices is not None and table.slicing is Slicing.KEY else None
         if slices is not None and table.slicing is Slicing.RING:
@@ -215,8 +257,13 @@ def _lower_hash(sink: Group, given: Rows) -> None:
         sides = find_sides(code, table, given.block, given.env,
                            lambda row: owner_of(f, base, f.load(records, row.k, PTR)))
 
+        sessions = Sessions(code, table, index) if table.slicing is Slicing.SESSION else None
+
         def find(row: Row) -> Found:
             record = f.load(records, row.k, PTR)
+            if sessions is not None:
+                found = sessions.find(record, *_interval(given, table, row))
+                return Found(found, None, lambda: owner_of(f, base, record))
             ring = None
             if slices is not None and table.slicing is Slicing.RING:
                 slot = f.b.and_(f.load(slices.numbers, row.k, I64), const(table.ring - 1))
@@ -261,6 +308,14 @@ def _count_in(given: Rows, sides: Sides, find: Callable[[Row], Found]) -> None:
                 else:
                     accumulators.update(code, number, acc, place, row, given.env, lambda: given.ordinal(row))
 
+    if apart and sides.table.slicing is Slicing.SESSION:  # a row changes which record is that of the next one
+        with rows(code, given.block) as row:
+            place = place_in(code.f, sides.table, find(row).record)
+            for number, acc in accs:
+                shape = acc_shape(number, acc, given.env)
+                code.part(partial(accumulators.update, code, number, acc, place, row, given.env,
+                                  lambda: given.ordinal(row)), *(("session", shape[0]), shape[1]) if shape else ())
+        return
     if len(apart) < len(accs):
         update([(number, acc) for number, acc in accs if not apart or not can_outline(acc)])
     for number, acc in apart:

@@ -25,6 +25,7 @@ from scalein.llvm_backend.hash_index import Index, place_in
 from scalein.llvm_backend.keys import KeyBlock, array_type, first_bytes, halves, hash_string, hash_words, key_array, mix
 from scalein.llvm_backend.parts import can_outline, is_many
 from scalein.llvm_backend.readers import stored_string
+from scalein.llvm_backend.sessions import Sessions
 from scalein.llvm_backend.side_state import base_of, owner_of
 from scalein.llvm_backend.values import Row
 
@@ -40,11 +41,14 @@ def lower_merge(code: Code, sink: Merge, block: Block, start: ir.Value) -> None:
         index.ensure_arena(BLOCK_ROWS)
         keys, slices = _keys(code, sink, block, source, start)
         records = index.find(keys, block.count, slices, insert=True)
+    sessions = Sessions(code, table, index) if table.slicing is Slicing.SESSION else None
     _ensure_heap(code, table, block, source, start)
     with f.loop(block.count) as k:
         record = _record(code, table, source, start, block.row(f, k))
         if records is not None:
             target = f.load(records, k, PTR)
+            if sessions is not None:
+                target = sessions.find(target, *sessions.bounds(record))
         elif sink.mode is GroupMode.DIRECT:  # tables over one domain: a key has the same place in both
             target = _record(code, table, base, start, block.row(f, k))
         else:
@@ -97,17 +101,30 @@ def _is_live(code: Code, sink: Merge, record: ir.Value) -> ir.Value:
     slice_ = start = b.load(f.byte_at(record, table.layout.offset("slice")), typ=I64)
     if sink.slide:
         start = _window_of(code, table, slice_)
-        covered = b.add(start, const(table.window_slices))
-        live = b.and_(live, b.icmp_signed(">", covered, slice_))
+        live = b.and_(live, _holds(code, table, start, slice_))
     inside = b.and_(b.icmp_signed(">=", start, f.slot("range.first")), b.icmp_signed("<=", start, f.slot("range.last")))
     return b.and_(live, inside)
 
 
 def _window_of(code: Code, table: Table, slice_: ir.Value) -> ir.Value:
-    """First slice of the window `slide.back` steps before the newest that may hold `slice_`."""
+    """The first slice of the window `slide.back` steps before the newest that may hold `slice_`; of windows that
+    cumulate, the last slice of the one as many steps after the first.
+    """
     f, b = code.f, code.f.b
+    assert table.window is not None
+    if table.window.cumulates:
+        return b.add(slice_, f.slot("slide.back"))
     newest = floor_divide(f, slice_, table.window_step)
     return b.mul(b.sub(newest, f.slot("slide.back")), const(table.window_step))
+
+
+def _holds(code: Code, table: Table, window: ir.Value, slice_: ir.Value) -> ir.Value:
+    f, b = code.f, code.f.b
+    assert table.window is not None
+    if table.window.cumulates:
+        first = b.mul(floor_divide(f, slice_, table.window_slices), const(table.window_slices))
+        return b.icmp_signed("<", window, b.add(first, const(table.window_slices)))
+    return b.icmp_signed(">", b.add(window, const(table.window_slices)), slice_)
 
 
 def _keys(code: Code, sink: Merge, block: Block, source: ir.Value, start: ir.Value) -> tuple[KeyBlock, ir.Value | None]:

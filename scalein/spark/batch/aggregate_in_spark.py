@@ -174,7 +174,7 @@ def _window_start(window: Window, columns: Columns, at: SourceLoc) -> Column | N
     from pyspark.sql import functions
 
     time, dtype = _key(window.time, columns), type_of(window.time)
-    if time is None or not window.is_tumbling:
+    if time is None or not window.is_tumbling or window.is_session or window.offset:
         return None
     if dtype.kind is Kind.TS:
         return functions.window(time, f"{window.size} microseconds")["start"]

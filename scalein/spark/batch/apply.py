@@ -18,12 +18,13 @@ stay separate until a shuffle, or the end, brings them together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from scalein.api.binding import by_name, inputs_of
 from scalein.api.flow import Flow
 from scalein.errors import NOWHERE, BadArgument, BadData, ScaleinError, SourceLoc, here, type_name
 from scalein.exec.fragments import Fragment, SourceEdge, cut, fragments, over, placeholder
@@ -43,21 +44,26 @@ from scalein.spark.batch.scan import (
 from scalein.spark.batch.tasks import (
     CompleteAggregate,
     FromSpark,
+    JoinBlocks,
     MapRows,
+    ProcessBlocks,
     ReduceBlocks,
     ShuffleWrite,
+    ShuffleWriteProcess,
+    ShuffleWriteSide,
     Step,
     Task,
     ToSpark,
 )
 from scalein.spark.file_scan import FileScan, scan_of_dataframe
-from scalein.spark.key_groups import KEY_GROUPS
 from scalein.spark.map_reduce import MapReduce
 from scalein.spark.row_groups import RowGroups, coded_types
 from scalein.spark.serialize import optimise, read_static_tables
 from scalein.spark.shuffle import SHUFFLE_DDL, shuffle_partitions, target_ids
+from scalein.spark.stream_joins import ShuffledJoin, with_join_columns
 from scalein.spark.types import arrow_schema, check_clocks, check_input_schema, spark_arrow_schema, spark_schema
 from scalein.spark.zones import session_zone
+from scalein.state.key_groups import KEY_GROUPS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,6 +78,7 @@ class PendingFrame:
     df: DataFrame
     steps: tuple[Step, ...]
     is_plain: bool = False  # no step is left, and the rows are in Spark's types
+    side: int = 0  # of a join of streams
 
     def then(self, step: Step) -> PendingFrame:
         return replace(self, steps=(*self.steps, step))
@@ -81,60 +88,82 @@ class PendingFrame:
         return self.df.mapInArrow(Task(*self.steps, step), schema)
 
 
-def apply(q: Flow, df: DataFrame) -> DataFrame:
+def apply(q: Flow, df: DataFrame | Mapping[str, DataFrame]) -> DataFrame:
     """The flow `q` on all rows of a DataFrame, as a DataFrame: `df.transform(apply, q)` works as well.
 
     The flow begins with `si.flow(schema)`, where `schema` may be `df.schema`; a column that is missing or of another
-    type is refused here. Nothing runs before an action, as with every DataFrame. Joins are with static tables, which
-    are read now and sent with the plan; a right or outer join reads its left side twice, the second time for the keys
-    that match.
+    type is refused here. Nothing runs before an action, as with every DataFrame. Joined static tables are read now and
+    sent with the plan; a right or outer join with one reads its left side twice, the second time for the keys that
+    match.
 
-    Where the DataFrame is a scan of Parquet files that mean the same to both, perhaps with simple filters and a
+    A flow of several inputs, such as a join of two streams, gets a DataFrame for each, by the names that
+    `si.flow(schema, name="clicks")` gave them: `apply(q, {"clicks": clicks_df, "views": views_df})`. Joins of streams
+    shuffle the rows of both sides by their keys; the rows of a task's keys must fit in its memory.
+
+    Where a DataFrame is a scan of Parquet files that mean the same to both, perhaps with simple filters and a
     selection of columns, and is not cached, tasks read the files themselves. Otherwise Spark does the reading, the
     projection (columns that the flow does not need are not sent to Python), comparisons of a column with a constant in
     filters next to the input, and an aggregation next to it that means the same there: to send rows to Python costs
     more than to group them. In both cases it does the scheduling, the shuffle, of partial groups, and full sorts. All
     else is compiled, and runs in Spark's Python workers. Sums, counts, minima, maxima, means and distinct rows are
     aggregated before the shuffle. Aggregates that need all values (`n_unique`, `quantile`, `top_k`, `arg_max`, ...)
-    send the columns that they read.
+    send the columns that they read. `process` needs a watermark: then each task sorts the rows of its keys by their
+    time, and rows of equal times come in any order.
 
     Spark's rows have no order of their own: `first`, `last`, `collect`, `limit` without `sort` and `distinct` of some
-    columns are refused, and ties of `sort`, `top_k`, `arg_min` and `arg_max` are broken arbitrarily.
+    columns are refused, and ties of `sort`, `top_k`, `arg_min`, `arg_max` and `join_asof` are broken arbitrarily.
     """
     at = here()
     if isinstance(df, Flow):
         q, df = df, q
     if not isinstance(q, Flow):
         raise BadArgument("apply takes a flow and a DataFrame", at=at, found=f"{type_name(q)} and {type_name(df)}")
-    if not hasattr(df, "mapInArrow"):
-        raise BadArgument("apply takes a Spark DataFrame", at=at, found=type_name(df),
-                          hint="for other data, use q.collect(data)")
-    unbound = {id(each): each for each in walk_ops(q.op) if isinstance(each, ops.Source) and each.data is None}
-    if not unbound:
+    inputs = inputs_of(q.op, at)
+    if not inputs:
         raise BadArgument("the flow has its data already", at=at,
                           hint="begin it with si.flow(df.schema), or use scalein.spark.run(flow, spark)")
-    if len(unbound) > 1:
-        raise BadArgument("the flow waits for more than one input", at=at, found=f"{len(unbound)} unbound inputs",
-                          hint="bind all but one with from_arrow or a reader")
-    return plan_flow(q.op, df.sparkSession, df, at)
+    frames = dataframes_of(inputs, df, at)
+    for each in frames.values():
+        if not hasattr(each, "mapInArrow"):
+            raise BadArgument("apply takes a Spark DataFrame", at=at, found=type_name(each),
+                              hint="for other data, use q.collect(data)")
+    return plan_flow(q.op, next(iter(frames.values())).sparkSession, frames, at)
 
 
-def plan_flow(op: ops.Op, spark: SparkSession, df: DataFrame | None, at: SourceLoc) -> DataFrame:
-    """The DataFrame of a flow's rows; `df` is the input of its unbound source."""
+def dataframes_of(inputs: Collection[str], given: Any, at: SourceLoc) -> dict[str, Any]:
+    """The DataFrame of each input of a flow, by its name."""
+    if len(inputs) == 1 and not isinstance(given, Mapping):
+        return dict.fromkeys(inputs, given)
+    return by_name(inputs, given, "DataFrame", at)
+
+
+def plan_flow(op: ops.Op, spark: SparkSession, frames: Mapping[str, DataFrame], at: SourceLoc) -> DataFrame:
+    """The DataFrame of a flow's rows; `frames` are its unbound inputs."""
     schema = op.schema.arrow
-    scan = None
-    if df is not None:
-        source = next(each for each in walk_ops(op) if isinstance(each, ops.Source) and each.data is None)
-        typed = replace(source, arrow=check_input_schema(source.arrow, df.schema, at))
-        op = rewrite(op, lambda each: typed if each is source else None)
-        op, scan = over_files(op, typed, scan_of_dataframe(df))
+    op, found = bound_inputs(op, {name: df.schema for name, df in frames.items()}, at)
+    scans: dict[str, FileScan] = {}
+    for name, source in found.items():
+        op, scan = over_files(op, source, scan_of_dataframe(frames[name]))
+        if scan is not None:
+            scans[name] = scan
     # Bounded input has no late rows.
     op = rewrite(op, lambda each: each.input if isinstance(each, ops.Watermark) else None)
-    inputs = cut(expand_outer_joins(read_static_tables(optimise(op), at)))
-    if df is not None:
-        needed = [field for edge in inputs if edge.source.data is None for field in edge.source.schema.arrow]
+    inputs = cut(expand_outer_joins(read_static_tables(with_join_columns(optimise(op)), at)))
+    for name, df in frames.items():
+        needed = [field for edge in inputs if edge.source.data is None and edge.source.name == name
+                  for field in edge.source.schema.arrow]
         check_clocks([field for field in needed if field.name in df.columns], df.schema, session_zone(spark), at)
-    return _Planner(spark, df, scan, at).plan(inputs, schema)
+    return _Planner(spark, frames, scans, at).plan(inputs, schema)
+
+
+def bound_inputs(op: ops.Op, structs: Mapping[str, Any], at: SourceLoc) -> tuple[ops.Op, dict[str, ops.Source]]:
+    """The flow over the columns of DataFrames with these schemas, and the source of each input."""
+    found: dict[str, ops.Source] = {}
+    typed: dict[int, ops.Source] = {}
+    for name, sources in inputs_of(op, at).items():
+        found[name] = replace(sources[0], arrow=check_input_schema(sources[0].arrow, structs[name], at))
+        typed.update({id(each): found[name] for each in sources})
+    return rewrite(op, lambda each: typed.get(id(each))), found
 
 
 def over_files(op: ops.Op, source: ops.Source, scan: FileScan | None) -> tuple[ops.Op, FileScan | None]:
@@ -153,7 +182,8 @@ def over_files(op: ops.Op, source: ops.Source, scan: FileScan | None) -> tuple[o
         except ScaleinError:  # a column or a constant of a type that flows do not have
             return op, None
         over_scan = rewrite(op, lambda each: filtered if each is source else None)
-    reads = [each for each in walk_ops(optimise(over_scan)) if isinstance(each, ops.Source) and each.data is None]
+    reads = [each for each in walk_ops(optimise(over_scan)) if isinstance(each, ops.Source) and each.data is None
+             and each.name == source.name]
     columns = dict.fromkeys(name for each in reads for name in each.columns)
     row_groups = scan.row_groups(pa.schema([whole.arrow.field(name) for name in columns]))
     if row_groups is None:
@@ -165,9 +195,11 @@ def over_files(op: ops.Op, source: ops.Source, scan: FileScan | None) -> tuple[o
 class _Planner:
     """Plans the fragments of a flow, one after the other."""
 
-    def __init__(self, spark: SparkSession, df: DataFrame | None, scan: FileScan | None, at: SourceLoc) -> None:
-        self._spark, self._df, self._scan, self._at = spark, df, scan, at
-        self._row_groups: dict[tuple[object, ...], RowGroups | None] = {}  # of the scan, by columns and conditions
+    def __init__(self, spark: SparkSession, frames: Mapping[str, DataFrame], scans: Mapping[str, FileScan],
+                 at: SourceLoc) -> None:
+        """DataFrames, and those of them that are scans, are by the names of the flow's inputs."""
+        self._spark, self._frames, self._scans, self._at = spark, frames, scans, at
+        self._row_groups: dict[tuple[object, ...], RowGroups | None] = {}  # by input, columns and conditions
 
     def plan(self, inputs: list[SourceEdge], schema: pa.Schema) -> DataFrame:
         """The DataFrame of all fragments; each is planned when all its inputs are."""
@@ -179,6 +211,9 @@ class _Planner:
             frames = self._plan_fragment(fragment, input)
             result = result if fragment.consumers else frames
             for consumer in fragment.consumers:
+                if isinstance(consumer.state, ops.BufferedJoin):
+                    side = ShuffledJoin(consumer).side_of(fragment.op.schema.names)
+                    frames = [replace(frame, side=side) for frame in frames]
                 pending.setdefault(id(consumer), []).extend(frames)
         sent_types, spark_types = spark_arrow_schema(schema, self._at), spark_schema(schema, self._at)
         return _union([frame.df if frame.is_plain else frame.map_in_arrow(ToSpark(sent_types), spark_types)
@@ -187,6 +222,9 @@ class _Planner:
     def _plan_fragment(self, fragment: Fragment, input: ops.Source | list[PendingFrame]) -> list[PendingFrame]:
         """The rows of a fragment, for its input: a source, or the frames of earlier fragments."""
         state = fragment.state
+        if isinstance(state, ops.BufferedJoin):
+            assert isinstance(input, list)
+            return [self._join(input, ShuffledJoin(fragment))]
         if isinstance(state, ops.Sort) and state.count is None:
             if not fragment.consumers:
                 return self._sort(fragment, state, input)
@@ -199,10 +237,19 @@ class _Planner:
         frames, map_reduce = self._read(fragment, input)
         if map_reduce.kind == "rowwise":
             return [frame.then(MapRows(map_reduce)) for frame in frames]
-        if any(frame.df.isStreaming for frame in frames):
-            raise BadArgument("apply aggregates bounded DataFrames, and this one is a stream", at=self._at,
-                              hint="use scalein.spark.start(q, stream_df, sink=..., checkpoint=...)")
-        return [self._shuffle(frames, map_reduce)]
+        ids = self._target_ids(frames, map_reduce.keys)
+        if map_reduce.kind == "process":
+            blocks = [frame.map_in_arrow(ShuffleWriteProcess(map_reduce, ids), SHUFFLE_DDL) for frame in frames]
+            return [self._shuffled(blocks, map_reduce.keys, ProcessBlocks(map_reduce.reduce_only))]
+        return [self._shuffled([frame.map_in_arrow(ShuffleWrite(map_reduce, ids), SHUFFLE_DDL) for frame in frames],
+                               map_reduce.keys, ReduceBlocks(map_reduce.reduce_only))]
+
+    def _join(self, frames: list[PendingFrame], join: ShuffledJoin) -> PendingFrame:
+        """The join of the frames of two sides."""
+        keys = join.sides[0].keys
+        ids = self._target_ids(frames, keys)
+        blocks = [frame.map_in_arrow(ShuffleWriteSide(join, frame.side, ids), SHUFFLE_DDL) for frame in frames]
+        return self._shuffled(blocks, keys, JoinBlocks(join))
 
     def _read(self, fragment: Fragment, input: ops.Source | list[PendingFrame]) -> tuple[list[PendingFrame], MapReduce]:
         """The frames that a fragment reads, and its map and reduce side."""
@@ -212,37 +259,37 @@ class _Planner:
             map_reduce = MapReduce(fragment)
             df, step = scan_source(input, map_reduce, self._spark, self._at)
             return [PendingFrame(df, (step,))], map_reduce
-        assert self._df is not None
         map_reduce = MapReduce(fragment)
         if (row_groups := self._scanned(input, map_reduce)) is not None:
             df, step = scan_row_groups(row_groups, self._spark)
             return [PendingFrame(df, (step, FromSpark(_read_schema(input, map_reduce))))], map_reduce
-        fragment, condition = push_to_spark(fragment, self._df.schema)
+        whole = self._frames[input.name]
+        fragment, condition = push_to_spark(fragment, whole.schema)
         map_reduce = MapReduce(fragment)
-        df = self._df if condition is None else self._df.filter(condition)
+        df = whole if condition is None else whole.filter(condition)
         steps = (FromSpark(_read_schema(input, map_reduce)),)
         return [PendingFrame(select_columns(df, map_reduce.reads), steps)], map_reduce
 
     def _scanned(self, source: ops.Source, map_reduce: MapReduce) -> RowGroups | None:
         """The row groups with the columns that `map_reduce` reads, if the DataFrame is a scan that tasks can read."""
-        if self._scan is None:
+        if (scan := self._scans.get(source.name)) is None:
             return None
         schema = _read_schema(source, map_reduce)
-        wanted = (*schema.names, *map_reduce.scan_conditions)
+        wanted = (source.name, *schema.names, *map_reduce.scan_conditions)
         if wanted not in self._row_groups:
-            self._row_groups[wanted] = self._scan.row_groups(schema, map_reduce.scan_conditions)
-            if self._row_groups[wanted] is None and self._scan.condition is not None:
+            self._row_groups[wanted] = scan.row_groups(schema, map_reduce.scan_conditions)
+            if self._row_groups[wanted] is None and scan.condition is not None:
                 raise BadData("files of the DataFrame have changed while the flow was planned", at=self._at)
         return self._row_groups[wanted]
 
     def _aggregate_in_spark(self, fragment: Fragment, source: ops.Source) -> PendingFrame | None:
         """The fragment with an aggregation of Spark's, if its rows come from the JVM and it means the same there."""
         state = fragment.state
-        if source.data is not None or self._df is None or not isinstance(state, ops.Aggregate | ops.Distinct):
+        if source.data is not None or not isinstance(state, ops.Aggregate | ops.Distinct):
             return None
-        if self._scan is not None and self._scanned(source, MapReduce(fragment)) is not None:
+        if source.name in self._scans and self._scanned(source, MapReduce(fragment)) is not None:
             return None
-        groups = aggregate_in_spark(fragment, self._df)
+        groups = aggregate_in_spark(fragment, self._frames[source.name])
         return None if groups is None else _downstream(fragment, state, groups)
 
     def _plan_without_shuffle(self, fragment: Fragment, source: ops.Source) -> PendingFrame | None:
@@ -258,16 +305,22 @@ class _Planner:
         return None if read is None else PendingFrame(
             read[0], (read[1], FromSpark(_read_schema(source, map_reduce)), CompleteAggregate(map_reduce)))
 
-    def _shuffle(self, frames: list[PendingFrame], map_reduce: MapReduce) -> PendingFrame:
-        ids = target_ids(shuffle_partitions(self._spark))[:KEY_GROUPS] if map_reduce.keys else (0,)
-        blocks = [frame.map_in_arrow(ShuffleWrite(map_reduce, ids), SHUFFLE_DDL) for frame in frames]
-        if map_reduce.keys:
+    def _target_ids(self, frames: list[PendingFrame], keys: Sequence[str]) -> tuple[int, ...]:
+        """The `target` of each partition after a shuffle of some frames."""
+        if any(frame.df.isStreaming for frame in frames):
+            raise BadArgument("apply aggregates and joins bounded DataFrames, and this one is a stream", at=self._at,
+                              hint="use scalein.spark.start(q, stream_df, sink=..., checkpoint=...)")
+        return target_ids(shuffle_partitions(self._spark))[:KEY_GROUPS] if keys else (0,)
+
+    def _shuffled(self, blocks: list[DataFrame], keys: Sequence[str], reduce: Step) -> PendingFrame:
+        """The rows of a reduce side, for the blocks of a map side."""
+        if keys:
             shuffled = _union(blocks).repartition("target")
         else:
             empty = self._spark.range(0, 1, 1, 1).selectExpr(
                 "cast(0 as int) target", "cast(0 as tinyint) kind", "cast('' as binary) block")
             shuffled = _union([*blocks, empty]).repartition(1)
-        return PendingFrame(shuffled, (ReduceBlocks(map_reduce.reduce_only),))
+        return PendingFrame(shuffled, (reduce,))
 
     def _sort(self, fragment: Fragment, sort: ops.Sort, input: ops.Source | list[PendingFrame]) -> list[PendingFrame]:
         """Rows sorted by Spark, then the ops downstream of the sort."""

@@ -72,7 +72,7 @@ def run(flow: Flow, spark: SparkSession) -> DataFrame:
         if isinstance(each, ops.Source) and isinstance(each.data, BoundSource) and not each.data.bounded:
             raise BadArgument(f"the input ({each.data.name}) never ends, so it has no complete result", at=at,
                               hint="start(sink=...) runs it as a job")
-    return plan_flow(flow.op, spark, None, at)
+    return plan_flow(flow.op, spark, {}, at)
 
 
 def scan_source(source: ops.Source, map_reduce: MapReduce, spark: SparkSession,

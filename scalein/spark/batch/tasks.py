@@ -23,12 +23,14 @@ import pyarrow as pa
 from scalein.errors import NOWHERE, BadArgument, BadData, ComputeError
 from scalein.exec.bounded import Program
 from scalein.exec.error_location import located
+from scalein.exec.event_time import extent
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
-from scalein.spark.map_reduce import MapReduce
+from scalein.spark.map_reduce import MapReduce, refuse_joins_by_partition
 from scalein.spark.serialize import MAX_CACHED, Serialized, deserialize, optimise, read_static_tables, serialize
 from scalein.spark.shuffle import coalesce_batches, decode_blocks, route, shuffle_blocks
+from scalein.spark.stream_joins import ShuffledJoin
 from scalein.spark.types import check_batch_schema, from_spark, spark_arrow_schema, to_spark
 
 if TYPE_CHECKING:
@@ -153,6 +155,72 @@ class ShuffleWrite:
             yield from shuffle_blocks(routed, self.target_ids, 0 if are_groups else 1)
 
 
+LATEST_SCHEMA = pa.schema([pa.field("latest", pa.int64(), False)])
+
+
+@dataclass(frozen=True)
+class ShuffleWriteProcess:
+    """The rows of a process, as shuffle blocks; every target also gets their greatest time, up to which timers fire."""
+
+    map_reduce: MapReduce
+    target_ids: tuple[int, ...]
+
+    def run(self, batches: Rows, options: Options) -> Rows:
+        state, targets, latest = self.map_reduce.state, len(self.target_ids), list[int]()
+        assert isinstance(state, ops.Process)
+
+        def timed() -> Rows:
+            for batch in self.map_reduce.map(batches, options):
+                if (found := extent(batch.column(state.time))) is not None:
+                    latest[:] = [max([found[1], *latest])]
+                yield batch
+
+        yield from shuffle_blocks(route(timed(), self.map_reduce.keys, targets, options), self.target_ids)
+        if latest and state.body.has_timer:
+            time = pa.RecordBatch.from_arrays([pa.array(latest, pa.int64())], schema=LATEST_SCHEMA)
+            yield from shuffle_blocks(((target, time) for target in range(targets)), self.target_ids, 1)
+
+
+@dataclass(frozen=True)
+class ProcessBlocks:
+    """A process, over shuffle blocks."""
+
+    map_reduce: MapReduce
+
+    def run(self, batches: Rows, options: Options) -> Rows:
+        schemas = [self.map_reduce.shuffle_schema, LATEST_SCHEMA]
+        rows, latest = list[pa.RecordBatch](), list[int]()
+        for batch in decode_blocks(batches, schemas):
+            if batch.schema.names == LATEST_SCHEMA.names:
+                latest += batch.column(0).to_pylist()
+            else:
+                rows.append(batch)
+        return self.map_reduce.processed(rows, max(latest, default=None), options)
+
+
+@dataclass(frozen=True)
+class ShuffleWriteSide:
+    """The rows of a side of a join, as shuffle blocks."""
+
+    join: ShuffledJoin
+    side: int
+    target_ids: tuple[int, ...]
+
+    def run(self, batches: Rows, options: Options) -> Rows:
+        keys = self.join.sides[self.side].keys
+        return shuffle_blocks(route(batches, keys, len(self.target_ids), options), self.target_ids, self.side)
+
+
+@dataclass(frozen=True)
+class JoinBlocks:
+    """The join of both sides' shuffle blocks."""
+
+    join: ShuffledJoin
+
+    def run(self, batches: Rows, options: Options) -> Rows:
+        return self.join.joined(decode_blocks(batches, [side.schema for side in self.join.sides]), options)
+
+
 # --- Flow.map_in_arrow, Flow.map_partitions
 
 
@@ -160,6 +228,7 @@ class Mapping:
     """A flow over the rows of one partition."""
 
     def __init__(self, op: ops.Op) -> None:
+        refuse_joins_by_partition(op)
         self.op = read_static_tables(optimise(op), NOWHERE)
         unbound = [each for each in walk_ops(self.op) if isinstance(each, ops.Source) and each.data is None]
         if len(unbound) != 1:

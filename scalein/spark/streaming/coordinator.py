@@ -9,7 +9,7 @@ A batch of number b:
 
 So the driver may crash at any instruction: Spark marks b as done when `Coordinator.run_batch` returns, and repeats it
 otherwise, with the same rows. The number of partitions is read at the start of a batch: changing it costs nothing
-(`runs.py`). Only the function that runs the tasks knows Spark.
+(`hash_runs.py`). Only the function that runs the tasks knows Spark.
 
 Output may wait for several batches, so that it is in fewer and larger files (`sinks.py`). It becomes visible with a
 later batch, or between two of them with a revision of the manifest (`publish_waiting`).
@@ -25,22 +25,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc, StoreFailed, warn
 from scalein.exec.diagnosis import shown
 from scalein.exec.event_time import TimeSummary, outlier_warning
-from scalein.spark.key_groups import KEY_GROUPS
 from scalein.spark.row_groups import Skipped
 from scalein.spark.serialize import BroadcastPlan
 from scalein.spark.streaming.event_time import Clock
 from scalein.spark.streaming.inputs import StreamInput
 from scalein.spark.streaming.manifest import Manifests, key_of
 from scalein.spark.streaming.read_state import describe_state
-from scalein.spark.streaming.runs import Run, join_ranges
 from scalein.spark.streaming.sinks import Committer, has_waiting
 from scalein.spark.streaming.stream_plan import StreamPlan
-from scalein.spark.streaming.tasks import BatchResult, MicroBatch, TaskResult, batch_totals, time_summaries
+from scalein.spark.streaming.tasks import BatchResult, MicroBatch, TaskResult, batch_totals
+from scalein.state.hash_runs import Run, join_ranges
+from scalein.state.key_groups import KEY_GROUPS
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.object_store import Location
 
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RunTasks = Callable[[MicroBatch], BatchResult]
-_LATEST = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -214,11 +211,10 @@ class Coordinator:
                 self._run(as_int(self._last["batch"]), as_text(self._last["query"]), run_tasks, spark, drains_to)
 
     def _last_window_end(self) -> int | None:
-        """The end of the last open window that has rows, if windows are closed by a watermark; else None."""
-        window, slices = self._spec.plan.window, [run.newest for run in self._runs if run.newest is not None]
-        if self._spec.plan.mode != "closing" or window is None or not slices:
+        """The watermark that makes all results final, if it is not reached yet."""
+        end = self._spec.plan.drained_at(self._runs)
+        if end is None:
             return None
-        end = min(int(window.last_ends(np.array([max(slices)], object))[0]), _LATEST)
         return end if self.clock.watermark is None or self.clock.watermark < end else None
 
     def _run(self, number: int, query: str, run_tasks: RunTasks, spark: SparkSession | None,
@@ -320,7 +316,7 @@ class Coordinator:
     def _state_after(self, results: list[TaskResult], partitions: int,
                      skipped_times: TimeSummary) -> tuple[list[Run], Clock]:
         if self._spec.plan.mode == "rowwise":
-            return [], self._spec.plan.advance_clock(self.clock, [*time_summaries(results), skipped_times])
+            return [], self._spec.plan.advance_clock(self.clock, results, skipped_times)
         if not results:  # a batch without partitions
             return self._runs, self.clock
         clocks = [Clock.from_json(each["clock"]) for each in results]

@@ -18,6 +18,12 @@ def why_no_output(coordinator: Coordinator, plan: StreamPlan, status: str = "run
     ended = "" if is_running else f" The stream is {status}: started again with its checkpoint, it goes on from here."
     if not totals.rows_in:
         return f"No row has arrived yet: the {totals.batches:,} batches since the start were empty.{ended}"
+    if plan.mode == "joining":
+        return (f"{totals.rows_in:,} rows have arrived, and none has a match yet: rows that wait for one come out when "
+                f"the watermarks of both sides have passed their time.{ended}")
+    if plan.mode == "process":
+        return (f"{totals.rows_in:,} rows have arrived: the class has yielded nothing for those that the watermark has "
+                f"passed; the others wait for it.{ended}")
     if plan.mode != "closing":
         reason = " or are like earlier ones" if plan.mode == "distinct" else ""
         return (f"{totals.rows_in:,} rows have arrived: all of them are dropped by the flow's filters or joins{reason}."

@@ -1,8 +1,8 @@
 """Manifests: the state and the output of a stream after a batch, under that batch's number.
 
 A manifest is the commit point of a batch. The files that it names are durable before it is published: runs of state
-(`runs.py`) and staged output; what follows it can be repeated: output is made visible. So a batch that Spark repeats
-after a crash either has had no effect, or is done, and then only its output is made visible again.
+(`hash_runs.py`) and staged output; what follows it can be repeated: output is made visible. So a batch that Spark
+repeats after a crash either has had no effect, or is done, and then only its output is made visible again.
 
     <checkpoint>/manifests/0000000003-0000000007.json   of the third start, after batch 7: one line of JSON, and a line
                                                         with its checksum; after batch -1: no batch is done

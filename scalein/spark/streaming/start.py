@@ -7,24 +7,28 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from scalein.api.binding import inputs_of
 from scalein.api.flow import Flow
 from scalein.connectors.base import Sink
 from scalein.connectors.sinks.files import FileSink
 from scalein.durations import Duration, seconds
 from scalein.errors import BadArgument, SourceLoc, here, locating, type_name
 from scalein.exec.dead_letters import dead_letter_schema
+from scalein.ir import ops
 from scalein.ir.passes.null_on_error import null_on_error
+from scalein.spark.batch.apply import bound_inputs, dataframes_of
 from scalein.spark.file_scan import are_columns_plain
 from scalein.spark.origin import with_origin
 from scalein.spark.serialize import read_static_tables
 from scalein.spark.streaming.coordinator import StreamSpec, checked_partitions
 from scalein.spark.streaming.inputs import StreamInput
+from scalein.spark.streaming.join_plan import JoinPlan, plan_of
 from scalein.spark.streaming.query import StreamJob
-from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.spark.streaming.sinks import make_committer
-from scalein.spark.streaming.stream_plan import StreamPlan, unbound_source, with_input_types
-from scalein.spark.types import arrow_schema, check_clocks, check_input_schema
+from scalein.spark.streaming.stream_plan import stream_ops, unbound_source
+from scalein.spark.types import arrow_schema, check_clocks
 from scalein.spark.zones import session_zone
+from scalein.state.hash_runs import MIGRATIONS
 from scalein.storage.object_store import parse_location
 
 if TYPE_CHECKING:
@@ -33,14 +37,22 @@ if TYPE_CHECKING:
 _TRIGGERS = ("processingTime", "availableNow", "once")
 
 
-def start(q: Flow, stream_df: DataFrame, *, sink: object = None, checkpoint: object = None, partitions: int = 8,
-          name: str | None = None, trigger: str | Mapping[str, object] | None = None, emit: str = "final",
-          late: object = "drop", on_error: object = "raise", migration: str = "lazy",
+def start(q: Flow, stream_df: DataFrame | Mapping[str, DataFrame], *, sink: object = None, checkpoint: object = None,
+          partitions: int = 8, name: str | None = None, trigger: str | Mapping[str, object] | None = None,
+          emit: str = "final", late: object = "drop", on_error: object = "raise", migration: str = "lazy",
           files_every: Duration | None = None) -> StreamJob:
     """Run a flow on a stream of Spark, in the background: `wait()` for its end, `stop()` it, `scale(n)` it meanwhile.
 
-    The flow begins with `si.flow(schema)` and has at most one aggregation or `distinct()`; joins are with static
-    tables. Spark reads the stream and tracks its offsets; scalein holds the state and writes results. `checkpoint` is a
+    The flow begins with `si.flow(schema)` and has at most one operator with state: an aggregation, `distinct`,
+    `process` (with a watermark) or a join of two streams; perhaps after a union of branches that begin with this same
+    flow. Other joins are with static tables.
+
+    Two streams that are joined are inputs with names, `si.flow(schema, name="clicks")`, and are given by these:
+    `start(q, {"clicks": clicks_df, "views": views_df}, ...)`. Spark reads them as one; each has its own watermark, and
+    the least of them decides what is late, what has no match, and what is forgotten. Rows that have found a match come
+    out with their batch. A late row of a join is dropped and counted, or an error.
+
+    Spark reads the stream and tracks its offsets; scalein holds the state and writes results. `checkpoint` is a
     directory, or the address of one that both Spark and pyarrow know ("s3://...", "hdfs://..."): started again with the
     same one, after a stop or a crash, the stream resumes where it was, and no row is lost or counted twice. The state
     is in `partitions` ranges of keys, 1 to 256; `job.scale(n)` changes that between two batches, and moves nothing:
@@ -74,7 +86,8 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object = None, checkpoint: obj
     at = here()
     if not isinstance(q, Flow):
         raise BadArgument("start takes a flow and a streaming DataFrame, in this order", at=at, found=type(q).__name__)
-    _check_stream(stream_df, at)
+    if not isinstance(stream_df, Mapping):
+        _check_stream(stream_df, at)
     if emit not in ("final", "changes"):
         raise BadArgument("no such way to emit", at=at, found=repr(emit), has="'final', 'changes'")
     if migration not in MIGRATIONS:
@@ -88,7 +101,8 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object = None, checkpoint: obj
         raise BadArgument("a stream on Spark needs a checkpoint, which holds its state", at=at,
                           hint='checkpoint="folder", or an address that all machines reach, like "s3://...": one of '
                                "its own for each stream")
-    _check_name(name, stream_df, at)
+    frames = _frames(q, stream_df, at)
+    _check_name(name, next(iter(frames.values())), at)
     files_every_s = None if files_every is None else seconds(files_every, "argument files_every", at)
     if files_every_s is not None and not isinstance(sink, FileSink):
         raise BadArgument("files_every is about the files of a sink, and this sink writes none", at=at,
@@ -100,28 +114,40 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object = None, checkpoint: obj
             raise BadArgument(f"{role} takes a sink of its own", at=at, found=repr(argument),
                               hint=f'for example si.to_parquet("{"late" if role == "late" else "failed"}/")')
     location = parse_location(checkpoint, at)
-    input_schema = check_input_schema(unbound_source(q.op, at).arrow, stream_df.schema, at)
-    op = read_static_tables(with_input_types(q.op, input_schema), at)
-    plan = StreamPlan(null_on_error(op) if error_policy == "null" else op, emit, late_policy, error_policy, at)
+    op, sources = bound_inputs(q.op, {name: df.schema for name, df in frames.items()}, at)
+    op = read_static_tables(op, at)
+    plan = plan_of(null_on_error(op) if error_policy == "null" else op, emit, late_policy, error_policy, at)
+    stream = plan.united(frames) if isinstance(plan, JoinPlan) and plan.is_united else next(iter(frames.values()))
     committers = {"out": make_committer(sink, plan.schema, "out", location, at, files_every_s)}
     if late_policy == "sink":
         if plan.window is None:
             raise BadArgument("late rows are those whose windows have closed, and the flow has no windows", at=at)
         committers["late"] = make_committer(late, plan.late_schema, "late", location, at, files_every_s)
-    reads = pa.schema([input_schema.field(name) for name in plan.reads])
-    check_clocks([reads.field(name) for name in plan.computed_from], stream_df.schema,
-                 session_zone(stream_df.sparkSession), at)
+    reads = pa.schema([plan.source.arrow.field(name) for name in plan.reads])
+    for input_name, columns in plan.reads_by_input.items():
+        check_clocks([sources[input_name].arrow.field(column) for column in columns], frames[input_name].schema,
+                     session_zone(stream.sparkSession), at)
     if error_policy == "sink":
         letters = dead_letter_schema(reads)
         committers["failed"] = make_committer(on_error, letters, "failed", location, at, files_every_s)
-    types = arrow_schema(stream_df.schema, at, reads.names), reads
+    types = arrow_schema(stream.schema, at, reads.names), reads
     spark_types, flow_types = map(with_origin, types) if plan.has_origin else types
     input = StreamInput(spark_types, flow_types, plan.scan_conditions, plan.skipped_time,
-                        are_columns_plain(stream_df.schema, reads.names))
+                        not plan.is_united and are_columns_plain(stream.schema, reads.names))
     spec = StreamSpec(plan, input, committers, location, checked_partitions(partitions, at),
-                      _trigger(trigger, stream_df, at), migration, at, name, files_every_s)
+                      _trigger(trigger, stream, at), migration, at, name, files_every_s)
     with locating(at):
-        return StreamJob(spec, stream_df)
+        return StreamJob(spec, stream)
+
+
+def _frames(q: Flow, given: object, at: SourceLoc) -> dict[str, DataFrame]:
+    """The stream of each input of a flow."""
+    if not any(isinstance(each, ops.StreamJoin) for each in stream_ops(q.op)):
+        unbound_source(q.op, at)
+    frames = dataframes_of(inputs_of(q.op, at), given, at)
+    for each in frames.values():
+        _check_stream(each, at)
+    return frames
 
 
 def _policy(name: str, argument: object, policies: tuple[str, str], at: SourceLoc) -> str:

@@ -11,41 +11,53 @@ windows were all closed by the batch before. The reduce side is in `reduce_side.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_rows import as_integers, filtered, from_numpy
 from scalein.compiler import compile_flow
 from scalein.connectors.formats.statistics import Condition
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, ComputeError, LateData, SourceLoc
-from scalein.exec.aggregate_operator import all_computed
+from scalein.exec.aggregate_operator import FOREVER, all_computed
 from scalein.exec.bounded import Program
 from scalein.exec.changelog import OP, changelog_rows
 from scalein.exec.changelog import check as check_changes
+from scalein.exec.changelog_aggregate import FIRST_OPEN
 from scalein.exec.compatibility import signature
 from scalein.exec.dead_letters import dead_letter, dead_letter_schema
+from scalein.exec.error_location import located
 from scalein.exec.event_time import NO_TIMES, TimeSummary, extent, max_gap_of, merge_summaries, summarize
-from scalein.exec.fragments import Fragment, SourceEdge, cut, over, placeholder
+from scalein.exec.fragments import Fragment, SourceEdge, cut, fragments, over, placeholder
 from scalein.exec.lateness import Lateness
 from scalein.exec.operator import Context, FragmentRunner, Morsel, reads
+from scalein.exec.process_operator import HINTS, NO_LATEST, ROWS, class_units
 from scalein.exec.scan_predicates import scan_conditions
+from scalein.exec.window_close import CLOSED
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
+from scalein.ir.physical import identity
 from scalein.ir.printer import dump
 from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.options import Options
 from scalein.spark.map_reduce import MapReduce
 from scalein.spark.origin import ORIGIN, file_of_origin, without_origin
 from scalein.spark.row_groups import TimeColumn, coded_types
+from scalein.spark.shuffle import route
 from scalein.spark.streaming.event_time import Clock
+from scalein.state.hash_runs import Run
+from scalein.state.run_table import DROPPED, SEEN
 from scalein.storage.checked_json import Json
 
+_LATEST = (1 << 63) - 1
 SLICE = "#slice"  # the start of the time slice of a buffered row
 
 
@@ -58,13 +70,15 @@ class MapSummary:
     late_rows: int = 0
     failed_rows: int = 0
     times: TimeSummary = NO_TIMES
+    input_times: list[TimeSummary] = field(default_factory=list)  # of several clocks, instead of `times`
     late: list[pa.RecordBatch] = field(default_factory=list)  # if late rows have a sink
     failed: list[pa.RecordBatch] = field(default_factory=list)  # dead letters
     origin: str | None = None  # of rows that are not from files
 
     def to_json(self) -> dict[str, Json]:
-        return {"rows": self.rows, "timeless": self.timeless, "late_rows": self.late_rows,
-                "failed_rows": self.failed_rows, "times": self.times.to_json()}
+        found: dict[str, Json] = {"rows": self.rows, "timeless": self.timeless, "late_rows": self.late_rows,
+                                  "failed_rows": self.failed_rows, "times": self.times.to_json()}
+        return {**found, "input_times": [each.to_json() for each in self.input_times]} if self.input_times else found
 
 
 class StreamPlan:
@@ -72,20 +86,21 @@ class StreamPlan:
 
     def __init__(self, op: ops.Op, emit: str, late: str, on_error: str, at: SourceLoc) -> None:
         self._op, self.emit, self._late, self._on_error, self._at = op, emit, late, on_error, at
-        edge = _single_input(op, at)
-        self.edge, fragment = edge, edge.first
-        self.map_reduce = MapReduce(fragment)
-        self.fragment = self.map_reduce.fragment  # where a distinct has become a group_by
+        self._edges, fragment = inputs_and_last(op, at)
+        self.edge, self.source = self._edges[0], self._edges[0].first.input
+        if self._has_branches and on_error == "sink":
+            raise BadArgument("a row may fail in one branch of a union and pass the other, so it is no dead letter",
+                              at=at, step="union", hint='on_error="null", or unite the streams in Spark')
+        self._first = fragment
+        self.map_reduce = MapReduce(fragment, by_arrival=True)
+        self.fragment = self.map_reduce.fragment
         self.window = self.map_reduce.window
-        self.watermark_op = edge.watermark
+        self.watermark_op = self.edge.watermark
         self.mode = self._mode(fragment)
         if emit == "changes":
             check_changes(fragment, at)
-            if self.window is not None and not self.window.is_tumbling:
-                raise BadArgument('emit="changes" does not support sliding windows on Spark yet', at=at,
-                                  step="group_by", hint='use tumbling windows, or emit="final"')
         self.sends_late = late == "sink"
-        self.time_type = None if self.watermark_op is None else edge.timed.schema[self.watermark_op.column].dtype
+        self.time_type = None if self.watermark_op is None else self.edge.timed.schema[self.watermark_op.column].dtype
         self.max_gap = None if self.time_type is None else max_gap_of(self.time_type)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -99,7 +114,13 @@ class StreamPlan:
     @property
     def may_be_coded(self) -> bool:
         """Whether columns of the stream may be dictionaries: not where they are shuffled as they are."""
-        return self._check is None and not self.sends_late
+        is_shuffled = self.mode in ("distinct", "process")
+        return self._check is None and not self.sends_late and not is_shuffled and not self._has_branches
+
+    @property
+    def _has_branches(self) -> bool:
+        """Whether the flow has a union: each of its branches gets all rows of the stream."""
+        return len(self._edges) > 1
 
     def _mode(self, fragment: Fragment) -> str:
         match fragment.state:
@@ -107,9 +128,15 @@ class StreamPlan:
                 return "rowwise"
             case ops.Distinct():
                 return "distinct"
+            case ops.Process():
+                return "process"
         if self.map_reduce.kind == "top":
             raise BadArgument("an endless stream cannot be sorted", at=self._at, step="sort",
                               hint="sort the rows that the sink has received")
+        if self.window is not None and self.window.is_session:
+            raise BadArgument("sessions do not run in a stream on Spark: which rows are late is known only where the "
+                              "sessions are", at=self._at, step="group_by",
+                              hint="run the flow as a job, or apply it to bounded data")
         if self.window is None and self.emit == "final":
             raise BadArgument("a running aggregate over an endless stream has no final result", at=self._at,
                               step="group_by", hint='give emit="changes", or group by a window of time as well')
@@ -146,17 +173,21 @@ class StreamPlan:
     @property
     def signature(self) -> list[Json]:
         """What the state depends on: a checkpoint can be resumed by a flow with the same signature."""
-        if self.edge.first.state is None:
+        if self._first.state is None:
             return []
         mode = self.mode if self.map_reduce.is_by_column else f"{self.mode}, columns together"
-        return [f"{mode} {signature(self.edge.first)}"]
+        return [f"{mode} {self.state_text}"]
+
+    @property
+    def state_text(self) -> str:
+        return signature(self._first)
 
     @property
     def outdated_signatures(self) -> list[list[Json]]:
         """The signatures of the same flow in versions that buffered rows instead of partial groups."""
-        if self.edge.first.state is None or self.map_reduce.is_by_column:
+        if self._first.state is None or self.map_reduce.is_by_column:
             return []
-        return [[f"{mode} {signature(self.edge.first)}"] for mode in ("running", "closing")]
+        return [[f"{mode} {signature(self._first)}"] for mode in ("running", "closing")]
 
     @property
     def slice_column(self) -> str | None:
@@ -166,21 +197,53 @@ class StreamPlan:
         return "window_start" if self.map_reduce.kind == "partials" else SLICE
 
     @property
-    def time_column(self) -> str:
-        """The column with the time of buffered rows."""
-        assert self.window is not None
-        return self.map_reduce.shuffle_names[self.window.time]
+    def reduced(self) -> Fragment:
+        """What the reduce side does."""
+        return self.map_reduce.reduced
 
     @property
-    def group_columns(self) -> list[str]:
-        """The columns that identify a group: the keys, and with a window the time slice."""
-        keys = list(self.map_reduce.keys)
-        return keys if self.slice_column is None else [*keys, self.slice_column]
+    def is_timed(self) -> bool:
+        """Whether the reduce side uses event time."""
+        return self.window is not None or self.mode == "process"
+
+    @property
+    def takes_partials(self) -> bool:
+        return self.map_reduce.kind == "partials"
+
+    @property
+    def state_parts(self) -> Sequence[str]:
+        """The names of an operator's states: one without a name, and perhaps others."""
+        if not isinstance(self.fragment.state, ops.Process):
+            return ("",)
+        return ("", ROWS, HINTS) if self.fragment.state.body.is_timed else ("", ROWS)
+
+    def version(self, watermark: int | None, part: str) -> dict[str, Json]:
+        """What a version of an operator's state has besides runs. It follows from the watermark: which windows are
+        closed, which rows have left.
+        """
+        op = self.fragment.state
+        if isinstance(op, ops.Process):
+            if not part:
+                return {"latest": NO_LATEST}
+            return {} if watermark is None else {
+                DROPPED: watermark if part == ROWS else watermark * class_units(op) + 1}
+        closed = first_open = -FOREVER
+        if watermark is not None and self.lateness is not None:
+            closed, first_open = self.lateness.last_end(watermark), self.lateness.first_open_anchor(watermark)
+        return {CLOSED: closed, FIRST_OPEN: first_open}
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether the state of windows has rows, and not partial groups."""
+        return self.map_reduce.kind == "rows" and self.window is not None
 
     @cached_property
     def state_schema(self) -> pa.Schema:
         """The columns of the state."""
         found = self.map_reduce.shuffle_schema
+        if self.mode == "distinct":
+            return pa.schema([*(found.field(name) for name in self.map_reduce.keys),
+                              pa.field(SEEN, pa.int64(), False)])
         return found if self.slice_column in (None, *found.names) else found.append(pa.field(SLICE, pa.int64(), False))
 
     @cached_property
@@ -207,32 +270,56 @@ class StreamPlan:
     @cached_property
     def reads(self) -> list[str]:
         """The columns of the stream that are read, in the stream's order: dead letters have all of them."""
-        return self.fragment.input.arrow.names if self.has_origin else self.computed_from
+        return self.source.arrow.names if self.has_origin else self.computed_from
 
     @cached_property
     def computed_from(self) -> list[str]:
         """The columns of the stream that the map side needs, in the stream's order."""
-        found = set(self.map_reduce.reads)
-        if self.lateness is not None:
-            found |= set(reads(self.lateness.rows.node))
+        found = self._mapped
+        if self._has_branches:
+            found = {name for branch in self._branches for name in reads(branch.node)}
         if self.watermark_op is not None:
             found |= {self.watermark_op.column} if self._times is None else set(reads(self._times.node))
         if self._check is not None:
             found |= set(reads(self._check.node))
-        names = self.fragment.input.arrow.names
+        names = self.source.arrow.names
         return [name for name in names if name in found] or names[:1]
+
+    @property
+    def reads_by_input(self) -> dict[str, list[str]]:
+        """The columns that are needed of each input, in its order."""
+        return {self.source.name: self.computed_from}
+
+    @property
+    def is_united(self) -> bool:
+        """Whether several inputs are one stream."""
+        return False
+
+    @property
+    def _mapped(self) -> set[str]:
+        """The columns that the fragment with the state needs; of a union, the columns of its rows."""
+        found = set(self.map_reduce.reads)
+        return found if self.lateness is None else found | set(reads(self.lateness.rows.node))
+
+    @cached_property
+    def _branches(self) -> list[Program]:
+        """The branches of a union: each gives rows of the fragment's input, in the columns that are needed."""
+        fields = self.fragment.input.schema
+        items = tuple(item for item in identity(fields) if item.name in self._mapped) or identity(fields)[:1]
+        return [Program(compile_flow(ops.Project(branch_of(edge, self._first), items))) for edge in self._edges]
 
     @cached_property
     def row_keys(self) -> tuple[str, ...] | None:
         """The columns of the stream that are the keys, if a task may skip rows of other keys. It must not where rows
         count for the watermark, may be late, or may fail.
         """
-        return None if self.watermark_op is not None or self._check is not None else self.map_reduce.source_keys
+        has_own_rows = self.watermark_op is None and self._check is None and not self._has_branches
+        return self.map_reduce.source_keys if has_own_rows else None
 
     @cached_property
     def scan_conditions(self) -> tuple[Condition, ...]:
         """Conditions for which a source may skip rows; not where these may fail. `skipped_time` counts nevertheless."""
-        if self._check is not None:
+        if self._check is not None or self._has_branches:
             return ()
         return self.map_reduce.scan_conditions if self._times is None else scan_conditions(self._times.node)
 
@@ -245,14 +332,24 @@ class StreamPlan:
             return None
         return TimeColumn(self.watermark_op.column, self.max_gap)
 
-    def advance_clock(self, clock: Clock, summaries: Iterable[TimeSummary]) -> Clock:
-        """The clock after a batch, from the summaries of its tasks."""
+    def advance_clock(self, clock: Clock, summaries: Iterable[Mapping[str, Any]], skipped: TimeSummary) -> Clock:
+        """The clock after a batch, from the summaries of its tasks, and the times of rows that none has read."""
         if self.watermark_op is None:
             return clock
-        return clock.advance(summaries, self.max_gap, self.watermark_op.delay)
+        return clock.advance([*time_summaries(summaries), skipped], self.max_gap, self.watermark_op.delay)
+
+    def drained_at(self, runs: Iterable[Run]) -> int | None:
+        """The watermark at which all that waits for one comes out: of windows the end of the last one that has rows."""
+        if self.mode == "process":
+            times = [run.newest for run in runs if run.part == ROWS and run.newest is not None]
+            return min(max(times) + 1, _LATEST) if times else None
+        slices = [run.newest for run in runs if run.newest is not None]
+        if self.mode != "closing" or self.window is None or not slices:
+            return None
+        return min(int(self.window.last_ends(np.array([max(slices)], object))[0]), _LATEST)
 
     def changelog_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Results that are final: inserts of a changelog if emit="changes"."""
+        """Results of rows: inserts of a changelog if emit="changes"."""
         return changelog_rows(batch, "insert") if self.emit == "changes" else batch
 
     # --- the map side
@@ -277,20 +374,39 @@ class StreamPlan:
         """The rows to shuffle, for batches of the stream's columns `reads`; other rows are added to `summary`."""
         watermark = clock.watermark
         morsels = self._morsels(self._without_failing(batches, summary, options), clock, watermark, summary, options)
+        if self._has_branches:
+            morsels = self._branched(morsels, options)
         for is_in_time, some in groupby(self._split(morsels), key=itemgetter(0)):
             rows = (batch for _, batch in some)
-            if is_in_time:
+            if is_in_time and self.mode == "process":
+                yield from self._rows_in_time(self.map_reduce.map(rows, options), watermark, summary)
+            elif is_in_time:
                 yield from self.map_reduce.map(rows, options)
             else:
                 yield from self._map_reduce_of_filtered.map(self._in_time(rows, watermark, summary, options), options)
+
+    def routed(self, rows: Iterable[pa.RecordBatch], targets: int,
+               options: Options) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+        """Shuffled rows with their target, and the number of their schema."""
+        return ((target, 0, part) for target, part in route(rows, self.map_reduce.keys, targets, options))
+
+    @property
+    def shuffle_schemas(self) -> list[pa.Schema]:
+        """The schemas of shuffled rows."""
+        return [self.map_reduce.shuffle_schema]
+
+    def coalesced(self, shuffled: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows that a reduce task gets, in the batches in which its operator takes them."""
+        return iter(shuffled)
 
     @cached_property
     def _check(self) -> Program | None:
         """Computes all row-wise expressions, if rows that fail in them go to a sink."""
         if self._on_error != "sink":
             return None
-        is_rowwise = self.mode == "rowwise"
-        return Program(compile_flow(self.fragment.op if is_rowwise else all_computed(self.fragment, self.sends_late)))
+        if not isinstance(self.fragment.state, ops.Aggregate):
+            return Program(compile_flow(self.fragment.before))
+        return Program(compile_flow(all_computed(self.fragment, self.sends_late)))
 
     def _without_failing(self, batches: Iterable[pa.RecordBatch], summary: MapSummary,
                          options: Options) -> Iterator[pa.RecordBatch]:
@@ -342,6 +458,16 @@ class StreamPlan:
             summary.times = merge_summaries([summary.times, found], self.max_gap).bounded()
             yield Morsel(batch, watermark, self.watermark_op.column if self._times is None else "", *within)
 
+    def _branched(self, morsels: Iterable[Morsel], options: Options) -> Iterator[Morsel]:
+        """The rows of all branches of a union, for rows of the stream."""
+        for morsel in morsels:
+            for branch in self._branches:
+                try:
+                    for batch in branch.run([morsel.batch], options):
+                        yield Morsel(batch, morsel.watermark)
+                except ComputeError as error:
+                    raise located(error, self._op, branch.node) from None
+
     def _times_of(self, batch: pa.RecordBatch, options: Options) -> pa.Array:
         assert self.watermark_op is not None
         if self._times is None:
@@ -361,32 +487,67 @@ class StreamPlan:
                 if found.good.num_rows:
                     yield found.good.select(self._aggregated_columns)
 
+    def _rows_in_time(self, batches: Iterable[pa.RecordBatch], watermark: int | None,
+                      summary: MapSummary) -> Iterator[pa.RecordBatch]:
+        """The rows of a process that have a time which is not before the watermark."""
+        assert isinstance(self.fragment.state, ops.Process)
+        for batch in batches:
+            rows, late, timeless = rows_in_time(batch, self.fragment.state.time, watermark)
+            summary.timeless += timeless
+            if late.num_rows:
+                self._add_late(late, summary)
+            if rows.num_rows:
+                yield rows
+
     def _add_late(self, rows: pa.RecordBatch, summary: MapSummary) -> None:
         summary.late_rows += rows.num_rows
         if self._late == "error":
-            raise LateData(f"{rows.num_rows} rows came too late: all windows that they are in are closed",
-                           at=self._at, found=rows.slice(0, 1).to_pylist()[0],
+            why = "their time was before the watermark" if self.window is None else (
+                "all windows that they are in are closed")
+            raise LateData(f"{rows.num_rows} rows came too late: {why}", at=self._at,
+                           found=rows.slice(0, 1).to_pylist()[0],
                            hint='a longer delay of with_watermark, late="drop", or a sink for them')
         if self.sends_late:
             summary.late.append(rows)
 
 
+def time_summaries(results: Iterable[Mapping[str, Any]]) -> list[TimeSummary]:
+    """The time summaries of tasks."""
+    return [TimeSummary.from_json(task["times"]) for task in results]
+
+
+def rows_in_time(batch: pa.RecordBatch, column: str,
+                 first: int | None) -> tuple[pa.RecordBatch, pa.RecordBatch, int]:
+    """The rows whose time is not before the first one in time, those that are late, and the number without a time."""
+    times = as_integers(batch.column(column))
+    timeless = times.null_count
+    if timeless:
+        batch, times = filtered(batch, times.is_valid()), times.drop_null()
+    is_late = np.zeros(len(times), bool) if first is None else np.asarray(times) < first
+    if not is_late.any():
+        return batch, batch.slice(0, 0), timeless
+    return filtered(batch, from_numpy(~is_late)), filtered(batch, from_numpy(is_late)), timeless
+
+
 def unbound_source(op: ops.Op, at: SourceLoc) -> ops.Source:
-    """The unbound source of a flow."""
-    unbound = [each for each in _stream_ops(op) if isinstance(each, ops.Source) and each.data is None]
+    """The unbound source of a flow. In a union it may occur several times."""
+    sources = [each for each in stream_ops(op) if isinstance(each, ops.Source)]
+    unbound = [each for each in sources if each.data is None]
     if not unbound:
         raise BadArgument("a flow over a stream begins with si.flow(schema), and this one has its data already", at=at,
                           hint="si.flow(stream_df.schema)")
+    if len(unbound) < len(sources) or any(each.arrow != unbound[0].arrow for each in unbound):
+        raise BadArgument("a flow over a stream has one input, and this one has a union of several", at=at,
+                          step="union", hint="unite the streams in Spark: a.unionByName(b)")
     return unbound[0]
 
 
-def _single_input(op: ops.Op, at: SourceLoc) -> SourceEdge:
-    """The input of a flow with at most one aggregation; other flows are refused."""
-    for each in _stream_ops(op):
+def inputs_and_last(op: ops.Op, at: SourceLoc) -> tuple[list[SourceEdge], Fragment]:
+    """The inputs of a flow with at most one op with state, several of a union, and the fragment that they end in;
+    other flows are refused.
+    """
+    for each in stream_ops(op):
         match each:
-            case ops.Union():
-                raise BadArgument("a flow over a stream has one input, and this one has a union", at=at, step="union",
-                                  hint="unite the streams in Spark: a.unionByName(b)")
             case ops.Limit():
                 raise BadArgument("limit depends on the order of rows, and a stream on Spark has none", at=at,
                                   step="limit")
@@ -394,14 +555,36 @@ def _single_input(op: ops.Op, at: SourceLoc) -> SourceEdge:
                 raise BadArgument(f"a join with how={each.how!r} needs a flow that ends: only then it is known which "
                                   "rows of the table have no match", at=each.at, step="join",
                                   hint='take how="left" or "inner"')
+    is_join = any(isinstance(each, ops.StreamJoin) for each in stream_ops(op))
+    if not is_join:
+        unbound_source(op, at)
     edges = cut(op)
-    if edges[0].first.consumers:
-        raise BadArgument("a flow over a stream has at most one aggregation or distinct, and this one has several",
+    *before, last = fragments(edges)
+    if any(each.state is not None for each in before):
+        if isinstance(last.state, ops.Sort):
+            raise BadArgument("results of a stream on Spark are written by several tasks, which have no order among "
+                              "them", at=at, step="sort", hint="sort the rows that the sink has received")
+        raise BadArgument("a flow over a stream has at most one operator with state, and this one has several",
                           at=at, hint="start a second stream over the output of the first")
-    return edges[0]
+    if is_join:
+        return edges, last
+    marks = [None if edge.watermark is None else (edge.watermark.column, edge.watermark.delay) for edge in edges]
+    is_one = len(set(marks)) == 1 and (marks[0] is None or all(edge.has_own_times for edge in edges))
+    if len(edges) > 1 and not is_one:
+        raise BadArgument("the branches of a union have different watermarks", at=at, step="union",
+                          hint="with_watermark(column, delay) at the beginning of the flow, before its branches")
+    return edges, last
 
 
-def _stream_ops(op: ops.Op) -> Iterator[ops.Op]:
+def branch_of(edge: SourceEdge, last: Fragment) -> ops.Op:
+    """What the rows of a source pass before the last fragment."""
+    fragment, op = edge.first, edge.first.op
+    while (consumer := fragment.consumers[0]) is not last:
+        fragment, op = consumer, over(consumer.op, consumer.input, op)
+    return op
+
+
+def stream_ops(op: ops.Op) -> Iterator[ops.Op]:
     """The ops that the stream's rows pass, without the static sides of joins."""
     static = {id(below) for each in walk_ops(op) if isinstance(each, ops.Join) for below in walk_ops(each.right)}
     return (each for each in walk_ops(op) if id(each) not in static)

@@ -3,10 +3,11 @@
     stream's rows -> MapTask -> blocks (target, kind, block) -> repartition by target -> ReduceTask -> result, rows
     a few files -> ReadAllTask -> result, rows
 
-The blocks of a target hold shuffled rows (`PARTIALS`), late and failed rows if these have sinks, and the summary of
-each map task: its counts and its times. So each reduce task knows the batch's watermark, and closes windows in the same
-action. A flow without state has no reduce task: `RowwiseTask` does everything. Where a task finds that Spark must read
-the batch's files after all (`text_splits.py`), the other tasks go on, `REFUSED` is sent to the driver, and all is void.
+The blocks of a target hold shuffled rows (`PARTIALS`; of the right side of a join `RIGHT`), late and failed rows if
+these have sinks, and the summary of each map task: its counts and its times. So each reduce task knows the batch's
+watermark, and closes windows in the same action. A flow without state has no reduce task: `RowwiseTask` does
+everything. Where a task finds that Spark must read the batch's files after all (`text_splits.py`), the other tasks go
+on, `REFUSED` is sent to the driver, and all is void.
 
 A task's result is JSON: the runs and files that it wrote, and its counts. What a task wrote is durable before it
 returns its result, and nothing of it is valid before the driver has the result: attempts may fail, be repeated, or run
@@ -28,22 +29,23 @@ from scalein.exec.dead_letters import dead_letter_schema
 from scalein.exec.event_time import NO_TIMES, TimeSummary
 from scalein.options import Options
 from scalein.spark.batch.tasks import COALESCED_BYTES, task_options
-from scalein.spark.key_groups import key_group_ranges
 from scalein.spark.origin import without_origin
 from scalein.spark.row_groups import RowGroups, Skipped
 from scalein.spark.serialize import BroadcastPlan
-from scalein.spark.shuffle import coalesce_batches, decode_block, encode_block, route, rows_of_target, target_ids
+from scalein.spark.shuffle import coalesce_batches, decode_block, encode_block, rows_of_target, target_ids
 from scalein.spark.streaming.event_time import Clock
 from scalein.spark.streaming.reduce_side import ReduceInput, Reducer
-from scalein.spark.streaming.runs import Run, retain_only
 from scalein.spark.streaming.sinks import TaskSink, TaskWriter
 from scalein.spark.streaming.stream_plan import MapSummary, StreamPlan
 from scalein.spark.text_splits import NotPlain, TextSplits
 from scalein.spark.types import from_spark
+from scalein.state.hash_runs import Run, retain_only
+from scalein.state.key_groups import key_group_ranges
 from scalein.storage.checked_json import Json
 from scalein.storage.object_store import Location
 
-PARTIALS, SUMMARY, LATE, RESULT, OUT, FAILED, REFUSED = range(7)  # kinds of blocks
+PARTIALS, SUMMARY, LATE, RESULT, OUT, FAILED, REFUSED, RIGHT = range(8)  # kinds of blocks
+SHUFFLED = (PARTIALS, RIGHT)  # by the number of their schema
 BLOCK_SCHEMA = pa.schema([pa.field("target", pa.int32(), False), pa.field("kind", pa.int32(), False),
                           pa.field("block", pa.binary(), False)])  # fmt: skip
 BLOCK_DDL = "target int, kind int, block binary"
@@ -95,8 +97,8 @@ class MapTask:
         ids = target_ids(batch.partitions)
         rows = _from_spark(batches, batch.input_schema)
         shuffled_rows = plan.map_rows(rows, batch.clock, summary, options)
-        for target, part in route(shuffled_rows, plan.map_reduce.keys, batch.partitions, options):
-            yield block_row(ids[target], PARTIALS, encode_block(part))
+        for target, schema, part in plan.routed(shuffled_rows, batch.partitions, options):
+            yield block_row(ids[target], SHUFFLED[schema], encode_block(part))
         for kind, held in ((LATE, summary.late), (FAILED, summary.failed)):
             for rows in coalesce_batches(held, COALESCED_BYTES):
                 yield block_row(ids[number % batch.partitions], kind, encode_block(rows))
@@ -123,8 +125,8 @@ class ReduceTask:
         targets = set[int]()
         for id_, kind, block in _blocks(blocks):
             targets.add(id_)
-            if kind == PARTIALS:
-                shuffled.append(decode_block(block, plan.map_reduce.shuffle_schema))
+            if kind in SHUFFLED:
+                shuffled.append(decode_block(block, plan.shuffle_schemas[SHUFFLED.index(kind)]))
             elif kind == LATE:
                 others.append(("late", decode_block(block, plan.late_schema)))
             elif kind == FAILED:
@@ -168,8 +170,7 @@ class ReadAllTask:
             rows = _rows_of_target(rows, keys, target, batch.partitions, summary, options)
         shuffled_rows = plan.map_rows(rows, batch.clock, summary, options)
         if keys is None:
-            parts = route(shuffled_rows, plan.map_reduce.keys, batch.partitions, options)
-            shuffled = [part for to, part in parts if to == target]
+            shuffled = [part for to, _, part in plan.routed(shuffled_rows, batch.partitions, options) if to == target]
         else:
             shuffled = list(shuffled_rows)
         others = [(role, rows) for role, held in (("late", summary.late), ("failed", summary.failed)) for rows in held]
@@ -184,7 +185,7 @@ def _reduce(batch: MicroBatch, target: int, shuffled: list[pa.RecordBatch], othe
     """
     plan, groups = batch.plan(), key_group_ranges(batch.partitions)[target]
     runs = [part for run in batch.runs if (part := run.within(*groups)) is not None]
-    clock = plan.advance_clock(batch.clock, [*time_summaries(summaries), batch.skipped_times])
+    clock = plan.advance_clock(batch.clock, summaries, batch.skipped_times)
     if batch.drains_to is not None:
         clock = replace(clock, watermark=batch.drains_to)
     reduce_input = ReduceInput(groups, runs, batch.clock, clock, batch.migration)
@@ -240,11 +241,6 @@ def reducer(plan: StreamPlan, options: Options) -> Reducer:
         known = (options, Reducer(plan, options))
         plan._reducer = known  # type: ignore[attr-defined]
     return known[1]
-
-
-def time_summaries(results: Iterable[TaskResult]) -> list[TimeSummary]:
-    """The time summaries of tasks."""
-    return [TimeSummary.from_json(task["times"]) for task in results]
 
 
 @dataclass

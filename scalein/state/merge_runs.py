@@ -1,4 +1,4 @@
-"""Lookups and merges of sorted blocks of state (`runs.py`), by key.
+"""Lookups and merges of sorted blocks of state (`hash_runs.py`), by key.
 
 Both work on whole columns: hashes are searched and sorted by numpy, rows are taken by pyarrow, and values of equal keys
 are combined pair by pair (`exec/combine.py`). Where several keys share a hash, or a block has a key several times,
@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.arrow_rows import scattered, taken
-from scalein.exec.combine import Combiner
-from scalein.spark.streaming.runs import BLOCK_ROWS, hashes_of, in_hash_range
+from scalein.state.hash_runs import BLOCK_ROWS, hashes_of, in_hash_range
+from scalein.state.interfaces import GroupMerger
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,15 @@ def _matching_hashes(wanted: np.ndarray, there: np.ndarray) -> tuple[np.ndarray,
     return np.repeat(numbers, counts), np.repeat(positions - before, counts) + np.arange(counts.sum())
 
 
+def rows_with_hashes(block: pa.RecordBatch, hashes: np.ndarray) -> pa.RecordBatch:
+    """The rows of a sorted block that have one of these hashes, which are sorted too."""
+    there = hashes_of(block)
+    if not len(there) or not len(hashes):
+        return block.slice(0, 0)
+    _, positions = _matching_hashes(hashes, there)
+    return take_rows(block, positions)
+
+
 def take_rows(batch: pa.RecordBatch, positions: np.ndarray) -> pa.RecordBatch:
     rows = pa.array(positions)
     return pa.RecordBatch.from_arrays([taken(column, rows) for column in batch.columns], schema=batch.schema)
@@ -102,7 +111,7 @@ class MergedBlock:
     existed: np.ndarray
 
 
-def merge_blocks(parts: Sequence[Sequence[pa.RecordBatch]], keys: Sequence[str], combiner: Combiner | None,
+def merge_blocks(parts: Sequence[Sequence[pa.RecordBatch]], keys: Sequence[str], merger: GroupMerger | None,
                  max_rows: int | None = None) -> Iterator[MergedBlock]:
     """The rows of several lists of blocks in one order, in blocks of about so many rows; rows of equal keys combined,
     if they can be.
@@ -113,7 +122,7 @@ def merge_blocks(parts: Sequence[Sequence[pa.RecordBatch]], keys: Sequence[str],
         chosen = [[in_hash_range(block, start, end) for block in part] for part in parts]
         if any(block.num_rows for part in chosen for block in part):
             whole = [pa.concat_batches(part) if len(part) > 1 else part[0] for part in chosen if part]
-            yield _merge_pairwise(whole, keys, combiner) or _merge_all(whole, keys, combiner)
+            yield _merge_pairwise(whole, keys, merger) or _merge_all(whole, keys, merger)
 
 
 def _bounds(parts: Sequence[Sequence[pa.RecordBatch]], count: int) -> list[np.uint64]:
@@ -125,14 +134,15 @@ def _bounds(parts: Sequence[Sequence[pa.RecordBatch]], count: int) -> list[np.ui
     return [np.uint64(least + (greatest - least) * k // count) for k in range(1, count)]
 
 
-def _merge_pairwise(parts: list[pa.RecordBatch], keys: Sequence[str], combiner: Combiner | None) -> MergedBlock | None:
+def _merge_pairwise(parts: list[pa.RecordBatch], keys: Sequence[str],
+                    merger: GroupMerger | None) -> MergedBlock | None:
     """Merge each part into the next one; None if keys share a hash, or there are no values to combine."""
-    if combiner is None or len(parts) == 1 or any((np.diff(hashes_of(part)) == 0).any() for part in parts):
+    if merger is None or len(parts) == 1 or any((np.diff(hashes_of(part)) == 0).any() for part in parts):
         return None
     rows, at = parts[0], np.arange(parts[0].num_rows)
     existed = np.zeros(len(at), bool)
     for part in parts[1:]:
-        found = _merge_two(part, rows, keys, combiner)
+        found = _merge_two(part, rows, keys, merger)
         if found is None:
             return None
         rows, existed, at = found.block, existed | found.existed[at], found.at[at]
@@ -140,7 +150,7 @@ def _merge_pairwise(parts: list[pa.RecordBatch], keys: Sequence[str], combiner: 
 
 
 def _merge_two(large: pa.RecordBatch, small: pa.RecordBatch, keys: Sequence[str],
-               combiner: Combiner) -> MergedBlock | None:
+               merger: GroupMerger) -> MergedBlock | None:
     """Merge two blocks, each of which has every hash at most once; None if two keys share a hash."""
     there, hashes = hashes_of(large), hashes_of(small)
     positions = np.searchsorted(there, hashes)
@@ -151,9 +161,9 @@ def _merge_two(large: pa.RecordBatch, small: pa.RecordBatch, keys: Sequence[str]
         return None
     values = dict[str, pa.Array]()
     if len(old):
-        columns = combiner.combine_pairs(take_rows(small.select(combiner.names), old),
-                                         take_rows(large.select(combiner.names), positions[old]))
-        values = dict(zip(combiner.names, columns, strict=True))
+        columns = merger.combine_pairs(take_rows(small.select(merger.names), old),
+                                         take_rows(large.select(merger.names), positions[old]))
+        values = dict(zip(merger.names, columns, strict=True))
     # Each new row is inserted before the position that was found for it.
     order = np.insert(np.arange(len(there)), positions[new], len(there) + np.arange(len(new))) if len(new) else None
     found = []
@@ -168,11 +178,11 @@ def _merge_two(large: pa.RecordBatch, small: pa.RecordBatch, keys: Sequence[str]
     return MergedBlock(pa.RecordBatch.from_arrays(found, schema=large.schema), at, is_there)
 
 
-def _merge_all(parts: list[pa.RecordBatch], keys: Sequence[str], combiner: Combiner | None) -> MergedBlock:
+def _merge_all(parts: list[pa.RecordBatch], keys: Sequence[str], merger: GroupMerger | None) -> MergedBlock:
     together = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
     hashes, first = hashes_of(together), parts[0].num_rows
     order = np.argsort(hashes, kind="stable")  # of sorted sequences, this is a merge
-    if combiner is None or (len(parts) == 1 and not (np.diff(hashes) == 0).any()):
+    if merger is None or (len(parts) == 1 and not (np.diff(hashes) == 0).any()):
         at = np.empty(len(order), np.int64)
         at[order] = np.arange(len(order))
         rows = take_rows(together, order) if len(parts) > 1 else together
@@ -186,7 +196,7 @@ def _merge_all(parts: list[pa.RecordBatch], keys: Sequence[str], combiner: Combi
     if not len(several):
         return MergedBlock(take_rows(together, index), numbers[:first], existed)
     combined_numbers = np.cumsum(counts > 1) - 1  # numbers of the keys that are combined, from 0
-    combined = combiner.combine_numbered(take_rows(together, several), combined_numbers[numbers[several]])
+    combined = merger.combine_numbered(take_rows(together, several), combined_numbers[numbers[several]])
     value_index = index.copy()
     value_index[counts > 1] = len(together) + np.arange(combined.num_rows)
     columns = []

@@ -34,10 +34,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_rows import as_numpy, taken, verified
+from scalein.arrow_rows import as_integers, as_numpy, taken, verified
 from scalein.errors import Damaged
-from scalein.exec.event_time import as_integers
-from scalein.spark.key_groups import KEY_GROUPS
+from scalein.state.key_groups import KEY_GROUPS
 from scalein.storage.checked_json import Json, as_int, as_list, as_text
 from scalein.storage.object_store import STATE, Location
 
@@ -75,15 +74,17 @@ class Run:
     oldest: int | None = None
     newest: int | None = None
     blocks: tuple[Block, ...] = ()
+    part: str = ""  # of an operator's state, if that has several
 
     def to_json(self) -> list[Json]:
-        return [self.file, self.first, self.last, self.rows, self.size_bytes, self.sum, self.oldest, self.newest,
-                [[*block] for block in self.blocks]]
+        found: list[Json] = [self.file, self.first, self.last, self.rows, self.size_bytes, self.sum, self.oldest,
+                             self.newest, [[*block] for block in self.blocks]]
+        return [*found, self.part] if self.part else found
 
     @staticmethod
     def from_json(content: Json) -> Run:
         file, first, last, rows, size, total, oldest, newest, *rest = as_list(content)
-        blocks = [Block(*map(as_int, as_list(each))) for some in rest for each in as_list(some)]
+        blocks = [Block(*map(as_int, as_list(each))) for some in rest[:1] for each in as_list(some)]
         first, last, size = as_int(first), as_int(last), as_int(size)
         if not 0 <= first < last <= KEY_GROUPS:
             raise ValueError(f"no range of key groups: {first}, {last}")
@@ -94,7 +95,7 @@ class Run:
             raise ValueError("blocks are not one after the other")
         return Run(as_text(file), first, last, as_int(rows), size, as_int(total),
                    None if oldest is None else as_int(oldest), None if newest is None else as_int(newest),
-                   tuple(blocks))
+                   tuple(blocks), as_text(rest[1]) if len(rest) > 1 else "")
 
     def within(self, first: int, last: int) -> Run | None:
         """The part of it in a range of key groups; None if there is none."""
@@ -261,12 +262,12 @@ def hashes_of(block: pa.RecordBatch) -> np.ndarray:
 
 def sort_by_hash(rows: pa.RecordBatch, hashes: np.ndarray) -> pa.RecordBatch:
     """Rows with their hashes, sorted by hash."""
-    order = _argsort(hashes)
+    order = argsort(hashes)
     columns = [pa.array(hashes[order]), *(taken(column, pa.array(order)) for column in rows.columns)]
     return pa.RecordBatch.from_arrays(columns, schema=schema_with_hash(rows.schema))
 
 
-def _argsort(hashes: np.ndarray) -> np.ndarray:
+def argsort(hashes: np.ndarray) -> np.ndarray:
     """Stable argsort of hashes. numpy sorts 16 bits at a time by radix, in half the time of comparing 64 bits; the last
     sort finds nearly sorted input, for which its timsort is linear.
     """

@@ -1,0 +1,390 @@
+"""FROM and WHERE: which tables are joined, in which order, and by what.
+
+Inner, cross and comma joins are one set of relations and one set of conditions (ON and WHERE together). A condition on
+one relation filters it; an equality of two joins them by keys; what is left filters as soon as its columns are there.
+An outer join is between what came before it and its right side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from sqlglot import exp
+
+from scalein.dtypes import Kind
+from scalein.errors import ScaleinError
+from scalein.ir.exprs import Call, Col, Expr, Named, columns, type_of
+from scalein.ir.functions.registry import REGISTRY
+from scalein.ir.ops import Project
+from scalein.sql import stream_joins, windows
+from scalein.sql.exprs import Exprs
+from scalein.sql.joins import Pair, equi_join, filtered, left_join_where, typed_pair
+from scalein.sql.parse import conjuncts, in_every_branch, span_of, unwrapped
+from scalein.sql.scope import Relation, Visible, apart, fresh, unknown
+
+if TYPE_CHECKING:
+    from scalein.sql.plan import Env, Planner
+
+
+@dataclass
+class Rows:
+    """The rows of FROM and WHERE. `links` are the conditions on columns of the query around it, which are left."""
+
+    relation: Relation
+    links: list[exp.Expr] = field(default_factory=list)
+
+
+class FromClause:
+    """Plans FROM and WHERE of one SELECT."""
+
+    def __init__(self, planner: Planner, env: Env, outer: Relation | None = None) -> None:
+        self.planner = planner
+        self.source = planner.source
+        self.at = planner.at
+        self.env = env
+        self.outer = outer
+
+    def rows(self, node: exp.Select) -> Rows:
+        """The rows that SELECT is over."""
+        from scalein.sql.plan import _nothing
+        from scalein.sql.subqueries import filtered_by, has_subquery
+
+        clause = node.args.get("from_") or node.args.get("from")
+        where = node.args.get("where")
+        conditions = list(conjuncts(where.this)) if where is not None else []
+        plain = [each for each in conditions if not has_subquery(each)]
+        plain += [common for each in plain for common in in_every_branch(each)]
+        if clause is None:
+            relation = Relation(_nothing(self.planner), (), tables=())
+            for each in plain:
+                relation = filtered(relation, Exprs(self.source, relation, "WHERE").condition(each), self.at)
+            links: list[exp.Expr] = []
+        else:
+            relation, links = self._joined(self.planner.table(clause.this, self.env),
+                                           [*(clause.this.args.get("joins") or []), *(node.args.get("joins") or [])],
+                                           plain)
+        for each in conditions:
+            if has_subquery(each):
+                relation = windows.as_columns(relation, self.source)
+                relation = filtered_by(self.planner, Exprs(self.source, relation, "WHERE"), relation, each, self.env)
+        return Rows(relation, links)
+
+    def nested(self, first: Relation, joins: list[exp.Expr]) -> Relation:
+        """Joins in parentheses."""
+        relation, _ = self._joined(first, joins, [])
+        return relation
+
+    # --- the chain of joins
+
+    def _joined(self, first: Relation, joins: list[exp.Expr],
+                conditions: list[exp.Expr]) -> tuple[Relation, list[exp.Expr]]:
+        if joins:
+            first = windows.as_columns(first, self.source)
+        groups: list[list[Relation]] = [[first]]
+        given: list[exp.Expr] = []  # of ON
+        for join in joins:
+            right = windows.as_columns(self.planner.table(join.this, self.env), self.source)
+            self._check_names([each for group in groups for each in group], right, join)
+            kind = self._kind(join)
+            on = join.args.get("on")
+            using = [each.name for each in join.args.get("using") or []]
+            if join.args.get("method") == "NATURAL":
+                using = self._natural([each for group in groups for each in group], right, join)
+            if kind == "comma":
+                groups.append([right])
+            elif kind in ("inner", "cross") and not using:
+                groups[-1].append(right)
+                given += conjuncts(on)
+            else:
+                if kind in ("left", "semi", "anti"):
+                    pool = [*given, *conditions]
+                    left = self._assembled(groups[-1], pool, strict=False)
+                    given = [each for each in given if any(each is other for other in pool)]
+                    conditions = [each for each in conditions if any(each is other for other in pool)]
+                else:
+                    left = self._assembled(groups[-1], given, strict=False)
+                groups[-1] = [self._using(left, right, using, kind, join) if using else
+                              self._on(left, right, kind, list(conjuncts(on)), join)]
+        pool = [*given, *conditions]
+        relation = self._assembled([each for group in groups for each in group], pool, strict=True)
+        links = []
+        for each in pool:
+            if self._is_outer(each, relation):
+                links.append(each)
+            else:
+                if self._reads_window(each, relation):
+                    relation = windows.as_columns(relation, self.source)
+                relation = filtered(relation, Exprs(self.source, relation, "WHERE").condition(each), self.at)
+        return relation, links
+
+    def _kind(self, join: exp.Expr) -> str:
+        side, kind, method = (str(join.args.get(name) or "").upper() for name in ("side", "kind", "method"))
+        if method == "ASOF":
+            raise self.planner.error("ASOF JOIN is not supported in SQL", join, "flow.join_asof(other, on=..., by=...)")
+        if kind in ("SEMI", "ANTI"):
+            return kind.lower()
+        if side in ("LEFT", "RIGHT", "FULL"):
+            return side.lower()
+        if kind in ("CROSS", "INNER"):
+            return kind.lower()
+        if kind in ("OUTER",):
+            return "full"
+        return "inner" if join.args.get("on") is not None or join.args.get("using") or method == "NATURAL" else (
+            "comma" if not kind else "cross")
+
+    def _check_names(self, known: list[Relation], right: Relation, join: exp.Expr) -> None:
+        taken = {table.lower() for each in known for table in each.tables if table}
+        for table in right.tables:
+            if table.lower() in taken:
+                raise self.planner.error(f"two tables are called {table!r}", join.this,
+                                         "give one an alias: FROM t AS a")
+
+    def _natural(self, known: list[Relation], right: Relation, join: exp.Expr) -> list[str]:
+        mine = {name.lower() for each in known for name in (c.name for c in each.columns if not c.is_merged)}
+        found = [each.name for each in right.columns if each.name.lower() in mine]
+        if not found:
+            raise self.planner.error("NATURAL JOIN of tables that have no column in common", join.this)
+        return found
+
+    # --- one join
+
+    def _using(self, left: Relation, right: Relation, names: list[str], kind: str, join: exp.Expr) -> Relation:
+        """A join by columns that both sides have: each is one column afterwards."""
+        mirrored = kind == "right"
+        sides = (right, left) if mirrored else (left, right)
+        first, second = sides[0], apart(sides[0].op.schema, sides[1], self.at)
+        pairs: list[Pair] = []
+        merged: list[tuple[Visible, Visible]] = []
+        for name in names:
+            found = []
+            for side in (first, second):
+                here = side.find(name)
+                if len(here) != 1:
+                    raise unknown(side, name, "", self.source, span_of(join.this), "USING") if not here else (
+                        self.planner.error(f"{name!r} in USING is a column of several tables", join.this))
+                found.append(here[0])
+            pairs.append(self._pair(found[0].expr, found[1].expr, join))
+            merged.append((found[0], found[1]))
+        how = "left" if mirrored else kind
+        joined = equi_join(first, second, pairs, how, self.at)
+        if how in ("semi", "anti"):
+            return joined
+        position = {(each.table, each.name): k for k, each in enumerate((*first.columns, *second.columns))}
+        columns = list(joined.columns)
+        op, items = joined.op, list[Named]()
+        for a, b in merged:
+            one, other = columns[position[a.table, a.name]], columns[position[b.table, b.name]]
+            whole: Expr = one.expr
+            if how == "full":
+                name = fresh(f"{a.name}", [*op.schema.names, *(item.name for item in items)])
+                args = (one.expr, other.expr)
+                whole = REGISTRY["coalesce"].rule(Call("coalesce", args, at=self.at), args)
+                items.append(Named(name, whole))
+                whole = Col(name, type_of(whole), whole.nullable)
+            for k in (position[a.table, a.name], position[b.table, b.name]):
+                columns[k] = replace(columns[k], is_merged=True)
+            columns.append(Visible("", a.name, whole))
+        if items:
+            op = Project(op, (*(Named(f.name, Col(f.name, f.dtype, f.nullable)) for f in op.schema), *items),
+                         at=self.at)
+        new = columns[-len(merged) :]
+        rest = columns[: -len(merged)]
+        if mirrored:  # the columns of the left side come first
+            count = len(first.columns)
+            rest = [*rest[count:], *rest[:count]]
+        return replace(joined, op=op, columns=(*new, *rest))
+
+    def _on(self, left: Relation, right: Relation, kind: str, conditions: list[exp.Expr], join: exp.Expr) -> Relation:
+        """An outer, semi or anti join by any condition."""
+        if kind == "right":
+            found = self._on(right, left, "left", conditions, join)
+            mine = len(right.columns)
+            return replace(found, columns=(*found.columns[mine:], *found.columns[:mine]))
+        right = apart(left.op.schema, right, self.at)
+        pairs: list[Pair] = []
+        rest: list[exp.Expr] = []
+        for each in conditions:
+            pair = self._equality(each, left, right)
+            if pair is not None:
+                pairs.append(pair)
+                continue
+            owners = self._owners(each, [left, right])
+            if owners == {1} and kind in ("left", "semi", "anti"):
+                right = filtered(right, Exprs(self.source, right, "ON").condition(each), self.at)
+                continue
+            if not owners and kind in ("left", "semi", "anti") and isinstance(unwrapped(each), exp.Boolean) and (
+                    unwrapped(each).this):
+                continue
+            rest.append(each)
+        found_stream = stream_joins.outer(self, left, right, kind, pairs, rest)
+        if found_stream is not None:
+            return found_stream
+        if not rest:
+            return equi_join(left, right, pairs, kind, self.at)
+        if kind == "full":
+            raise self.planner.error("FULL JOIN takes equalities in ON", rest[0],
+                                     "LEFT JOIN takes any condition; UNION ALL adds the rows of the other side")
+        matched = equi_join(left, right, pairs, "inner" if pairs else "cross", self.at)
+        used: set[str] = set()
+        for a, _ in pairs:
+            used |= columns(a)
+        for each in rest:
+            condition = Exprs(self.source, replace(matched, columns=matched.columns), "ON").condition(each)
+            used |= columns(condition) & set(left.op.schema.names)
+            matched = filtered(matched, condition, self.at)
+        names = sorted(used & set(left.op.schema.names))
+        if kind == "left":
+            return left_join_where(left, right, matched, names, self.at)
+        from scalein.sql.subqueries import semi_by_rows
+
+        return semi_by_rows(left, matched, names, kind, self.at)
+
+    # --- inner joins
+
+    def _assembled(self, relations: list[Relation], pool: list[exp.Expr], strict: bool) -> Relation:
+        """The inner join of relations by the conditions of the pool that are about them; those are taken from it.
+
+        The order is that of FROM, except that a relation waits until a condition connects it with those before.
+        """
+        if len(relations) == 1 and not strict:
+            return self._pushed(relations[0], relations, 0, pool)
+        relations = [self._pushed(each, relations, k, pool) for k, each in enumerate(relations)]
+        if len(relations) == 1:
+            return relations[0]
+        from scalein.sql.join_order import ordered
+
+        edges = self._edges(relations, pool)
+        waiting = ordered(relations, edges)
+        numbers = [waiting[0]]
+        found = relations[waiting[0]]
+        for number in waiting[1:]:
+            right = relations[number]
+            found = self._inner(found, right, pool)
+            numbers.append(number)
+            found = self._covered(found, pool, relations, set(numbers))
+        return _in_order(found, relations)
+
+    def _edges(self, relations: list[Relation], pool: list[exp.Expr]) -> list[tuple[int, int, exp.Expr]]:
+        """Which relations an equality connects."""
+        found = []
+        for each in pool:
+            node = unwrapped(each)
+            if isinstance(node, exp.EQ):
+                sides = [self._owners(part, relations) for part in (node.this, node.args["expression"])]
+                if all(side is not None and len(side) == 1 for side in sides):
+                    (a,), (b,) = sides  # type: ignore[misc]
+                    if a != b:
+                        found.append((a, b, each))
+        return found
+
+    def _pushed(self, relation: Relation, relations: list[Relation], number: int, pool: list[exp.Expr]) -> Relation:
+        """The relation with the conditions that are about it alone."""
+        for each in list(pool):
+            if self._owners(each, relations) == {number}:
+                if self._reads_window(each, relation):
+                    relation = windows.as_columns(relation, self.source)
+                relation = filtered(relation, Exprs(self.source, relation, "WHERE").condition(each), self.at)
+                _remove(pool, each)
+        return relation
+
+    def _inner(self, left: Relation, right: Relation, pool: list[exp.Expr]) -> Relation:
+        right = apart(left.op.schema, right, self.at)
+        pairs: list[Pair] = []
+        for each in list(pool):
+            pair = self._equality(each, left, right)
+            if pair is not None:
+                pairs.append(pair)
+                _remove(pool, each)
+        stream = stream_joins.inner(self, left, right, pairs, pool)
+        if stream is not None:
+            return stream
+        return equi_join(left, right, pairs, "inner" if pairs else "cross", self.at)
+
+    def _covered(self, found: Relation, pool: list[exp.Expr], relations: list[Relation], numbers: set[int]) -> Relation:
+        """The join with the conditions whose columns are all there."""
+        for each in list(pool):
+            owners = self._owners(each, relations)
+            if owners is not None and owners <= numbers:
+                found = filtered(found, Exprs(self.source, found, "WHERE").condition(each), self.at)
+                _remove(pool, each)
+        return found
+
+    def _equality(self, node: exp.Expr, left: Relation, right: Relation) -> Pair | None:
+        """The keys of an equality between the two sides, if that is what a condition is."""
+        node = unwrapped(node)
+        if not isinstance(node, exp.EQ):
+            return None
+        sides = [node.this, node.args["expression"]]
+        owners = [self._owners(each, [left, right]) for each in sides]
+        if owners == [{1}, {0}]:
+            sides.reverse()
+        elif owners != [{0}, {1}]:
+            return None
+        a, b = (Exprs(self.source, relation, "JOIN").typed(each)
+                for relation, each in zip((left, right), sides, strict=True))
+        e = Exprs(self.source, left, "JOIN")
+        kinds = {type_of(a).kind, type_of(b).kind}
+        if kinds & {Kind.TS} and kinds & {Kind.DATE, Kind.DATE64}:
+            a, b = e.meeting(node, a, b)
+        try:
+            return typed_pair(a, b, self.at)
+        except ScaleinError:
+            if type_of(a).is_number and type_of(b).is_number:
+                return None  # the comparison of SQL, which may be of floats
+            with windows.underlined(self.source, node):
+                raise
+
+    def _pair(self, a: Expr, b: Expr, join: exp.Expr) -> Pair:
+        with windows.underlined(self.source, join.this):
+            return typed_pair(a, b, self.at)
+
+    # --- whose columns a condition reads
+
+    def _owners(self, node: exp.Expr, relations: list[Relation]) -> set[int] | None:
+        """The relations that a condition is about; None if it has a column of none, or one that several have."""
+        found: set[int] = set()
+        for each in node.find_all(exp.Column):
+            holders = [k for k, relation in enumerate(relations) if _has(relation, each)]
+            if len(holders) != 1:
+                return None
+            found.add(holders[0])
+        return found
+
+    def _is_outer(self, node: exp.Expr, relation: Relation) -> bool:
+        """Whether a condition reads columns of the query around this one."""
+        outer = self.outer
+        if outer is None:
+            return False
+        return any(not _has(relation, each) and _has(outer, each) for each in node.find_all(exp.Column))
+
+    def _reads_window(self, node: exp.Expr, relation: Relation) -> bool:
+        window = relation.window
+        if window is None or not window.is_pending:
+            return False
+        edges = (window.start, window.end, window.last)
+        return any(found.expr in edges for each in node.find_all(exp.Column)
+                   for found in relation.find(each.name, each.table))
+
+
+def _has(relation: Relation, node: exp.Column) -> bool:
+    """Whether a name is one of the relation's columns, or a field of one."""
+    if relation.find(node.name, node.table):
+        return True
+    return bool(node.table) and bool(relation.find(node.table)) and not any(
+        table.lower() == node.table.lower() for table in relation.tables)
+
+
+def _remove(pool: list[exp.Expr], node: exp.Expr) -> None:
+    pool[:] = [each for each in pool if each is not node]
+
+
+def _in_order(found: Relation, relations: list[Relation]) -> Relation:
+    """The columns in the order of FROM, whatever the order of the joins."""
+    places: dict[tuple[str, str, bool], int] = {}
+    for relation in relations:
+        for each in relation.columns:
+            places.setdefault((each.table, each.name, each.is_merged), len(places))
+    ordered = sorted(found.columns, key=lambda each: places.get((each.table, each.name, each.is_merged), len(places)))
+    return replace(found, columns=tuple(ordered))
+

@@ -1,0 +1,61 @@
+"""What is wrong with a query is said with its place, and with what would be right."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+import scalein as si
+
+T = pa.table({"ad_id": [1], "price": [1.5], "name": ["x"], "ts": pa.array([0], pa.timestamp("ms"))})
+
+
+@pytest.mark.parametrize(("query", "kind", "says", "place"), [
+    ("select prize from t", si.UnknownColumn, "did you mean 'price'?", "line 1, column 8"),
+    ("select 1,\n  t.prize from t", si.UnknownColumn, "no column 'prize' in 't'", "line 2, column 3"),
+    ("select price from tt", si.BadName, "did you mean 't'?", "line 1, column 19"),
+    ("selec price from t", si.BadSql, "did you mean 'SELECT'?", "line 1, column 13"),
+    ("select price from t where", si.BadSql, "cannot be read", "line 1"),
+    ("select sum(name) from t", si.WrongType, "sum takes numbers", "line 1, column 8"),
+    ("select ad_id, price from t group by ad_id", si.BadSql, "'price' is neither in GROUP BY", "line 1, column 15"),
+    ("select lowr(name) from t", si.BadSql, "did you mean 'LOWER'?", "line 1, column 8"),
+    ("select name + 1 from t", si.WrongType, "does not take", "line 1, column 8"),
+    ("select * from t where name", si.WrongType, "WHERE takes a condition, not str", "line 1, column 23"),
+    ("select * from t where sum(price) > 1", si.BadSql, "conditions on aggregates go into HAVING", "line 1, column 23"),
+    ("select price from t a join t b on a.ad_id = b.ad_id", si.BadName, "write a.price", "line 1, column 8"),
+    ("select * from t join t on true", si.BadSql, "give one an alias", "line 1, column 22"),
+    ("select * from hop(t, ts, interval '10' second, interval '2' second)", si.BadSql, "the slide comes first",
+     "line 1"),
+    ("select * from tumble(t, name, interval '2' second)", si.WrongType, "a timestamp or an integer",
+     "line 1, column 25"),
+    ("select * from t where ts > 'yesterday'", si.WrongType, "is no timestamp[ms]", "line 1, column 23"),
+    ("select cast(price as money) from t", si.BadSql, "there is no type MONEY", "line 1"),
+    ("select price from t group by rollup(price)", si.BadSql, "UNION ALL", "line 1"),
+    ("select now() from t", si.BadSql, "there is no function", "line 1, column 8"),
+    ("select (select price, name from t) from t", si.BadSql, "one column, not 2", "line 1"),
+    ("select 1 from t union select 1, 2 from t", si.BadSql, "different numbers of columns", "line 1"),
+    ("select price from t order by 3", si.BadSql, "SELECT has 1 columns", "line 1, column 30"),
+])
+def test_errors_underline_the_place(query: str, kind: type[si.ScaleinError], says: str, place: str) -> None:
+    with pytest.raises(kind) as error:
+        si.sql(query, t=T)
+    text = str(error.value)
+    assert says in text
+    assert place in text
+    assert "^" in text
+    assert "test_errors.py" in text
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "sqlglot", None)
+    with pytest.raises(si.BadArgument, match=r"pip install 'scalein\[sql\]'"):
+        si.sql("select 1")
+
+
+def test_variables_that_are_no_tables_are_named() -> None:
+    number = 3
+    assert number
+    with pytest.raises(si.BadName, match="the variable 'number' is a int"):
+        si.sql("select * from number")
