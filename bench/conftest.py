@@ -9,6 +9,7 @@ import ctypes
 import os
 import platform
 import shutil
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ CORES = sorted(os.sched_getaffinity(0))
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--bench-rows", type=int, default=20_000_000, help="rows of the large inputs")
     parser.addoption("--bench-seconds", type=float, default=30.0, help="how long state under snapshots or spill is run")
+    parser.addoption("--bench-scale", type=float, default=1.0, help="scale factor of TPC-H")
+    parser.addoption("--bench-folder", help="where generated files are kept for the next run")
     parser.addoption("--bench-cgroup", type=Path, help="a memory cgroup (v1 or v2) that may get children: state stores "
                      "with a memory limit run in one each, and are measured by it")
 
@@ -104,3 +107,16 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             note = "" if goal is None else f" (goal {goal}{'' if info[key] >= goal else ', MISSED'})"
             facts.append(f"{key.replace('_', ' ')} {info[key]}{note}")
         terminalreporter.write_line(f"{bench.name:<48} {'; '.join(facts)}")
+    for name, ratios in _of_queries(measured).items():
+        terminalreporter.write_line(f"{name:<48} geometric mean of {len(ratios)} ratios to the fastest rival "
+                                    f"{statistics.geometric_mean(ratios):.3f}")
+
+
+def _of_queries(measured: list[Any]) -> dict[str, list[float]]:
+    """The ratios to the fastest rival of benchmarks that are run for several queries, by benchmark."""
+    found: dict[str, list[float]] = {}
+    for bench in measured:
+        ratios = [value for key, value in bench.extra_info.items() if key.startswith("ratio_to_")]
+        if bench.param is not None and ratios:
+            found.setdefault(bench.name.partition("[")[0], []).append(min(ratios))
+    return {name: ratios for name, ratios in found.items() if len(ratios) > 1}
