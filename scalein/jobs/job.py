@@ -6,6 +6,7 @@ import atexit
 import os
 import re
 from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 from scalein.errors import BadArgument, ScaleinError, here, warn
@@ -56,6 +57,22 @@ class Job:
             raise BadArgument("the job has ended, so its workers cannot be changed", at=here(), found=self.status,
                               hint="start(workers=...) again with the same checkpoint")
         self._driver.scale(options.workers)
+
+    def autoscale(self, model: Any, **options: Any) -> Any:
+        """Scale it while it runs, as a model (`si.model.profile`) or a policy (`si.model.DS2()`) decides.
+
+        `job.autoscale(model, p99="100ms", every="5s", least=1, most=8)` scales ahead of the load that a forecast sees.
+        Gives the autoscaler, whose `decisions` have what was predicted and what came: see `si.model.autoscale`.
+        """
+        if not hasattr(model, "autoscale"):
+            raise BadArgument("autoscale needs a model or a policy", at=here(), found=type(model).__name__,
+                              hint="si.model.profile(flow, sample) gives a model, si.model.DS2() is a policy")
+        return model.autoscale(self, **options)
+
+    def work_done(self) -> tuple[float, float, int]:
+        """Rows taken in and seconds in rounds of this run, and the workers: what an autoscaler observes."""
+        found = self._driver.metrics
+        return found.of_run("rows_in"), found.busy_s, self._driver.workers
 
     def snapshot(self, name: str | None = None) -> Path | str | None:
         """Take a checkpoint now, and wait until it is whole. That of a job that has ended well is.

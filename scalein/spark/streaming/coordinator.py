@@ -69,6 +69,7 @@ class Totals:
     """Counts of the batches since the start of a stream."""
 
     batches: int = 0
+    busy_s: float = 0.0
     rows_in: int = 0
     rows_out: int = 0
     late_rows: int = 0
@@ -254,8 +255,9 @@ class Coordinator:
         self._manifests.remove_unreferenced(needed, self._previous_files)
         self._previous_files = needed
         phases.end("cleanup")
-        self.progress = {**progress, "duration_s": round(sum(phases.seconds.values()), 3), "phases_s": phases.seconds}
-        self.totals = Totals(self.totals.batches + 1, *(
+        took_s = sum(phases.seconds.values())
+        self.progress = {**progress, "duration_s": round(took_s, 3), "phases_s": phases.seconds}
+        self.totals = Totals(self.totals.batches + 1, self.totals.busy_s + took_s, *(
             getattr(self.totals, name) + as_int(progress[name])
             for name in ("rows_in", "rows_out", "late_rows", "timeless_rows")))
 

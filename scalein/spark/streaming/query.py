@@ -207,6 +207,22 @@ class StreamJob:
         """Use so many partitions from the next batch on. No state is moved for that, unless `migration` says so."""
         self._coordinator.partitions = checked_partitions(partitions, here())
 
+    def autoscale(self, model: Any, **options: Any) -> Any:
+        """Scale it while it runs, between `least` and `most` partitions: see `scalein.model.autoscale`."""
+        if not hasattr(model, "autoscale"):
+            raise BadArgument("autoscale needs a model or a policy", at=here(), found=type(model).__name__,
+                              hint="scalein.model.profile(flow, sample) gives a model, scalein.model.DS2() a policy")
+        return model.autoscale(self, **options)
+
+    def work_done(self) -> tuple[float, float, int]:
+        """Rows taken in and seconds in batches since the start, and the partitions: what an autoscaler observes."""
+        totals = self._coordinator.totals
+        return totals.rows_in, totals.busy_s, self._coordinator.partitions
+
+    def await_end(self, timeout: float) -> bool:
+        """Whether the stream has ended, after waiting at most `timeout` seconds; raises nothing."""
+        return self._ended.wait(timeout)
+
     def stop(self, *, drain: bool = False) -> None:
         """End the stream after the current batch, or in the middle of one that takes longer than a minute: that batch
         will be repeated. Started with the same checkpoint, the stream resumes.

@@ -1,0 +1,157 @@
+"""Policies over series of loads, and the loop that applies them to a job: by a clock of their own, without waiting."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import scalein as si
+from scalein.errors import ScaleinError
+from scalein.model import DS2, Autoscaler, Observation, Policy, Predictive, Reactive, simulate
+
+RATES = {1: 100.0, 2: 195.0, 3: 285.0, 4: 370.0}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    max_rate: float
+    p99_s: float
+
+
+@dataclass(frozen=True)
+class Model:
+    """Knows the greatest rates, but for a factor; latency is that of an M/M/1."""
+
+    factor: float = 1.0
+
+    def predict(self, *, workers: int, rate: float) -> Prediction:
+        most = RATES[workers] * self.factor
+        return Prediction(most, float("inf") if rate >= most else 4.6 / (most - rate))
+
+
+def day(days: int, noise: float = 0.02, step: int = 40) -> np.ndarray:
+    """A daily wave between 40 and 320 rows/s; a day has 40 steps."""
+    steps = np.arange(days * step)
+    wave = 180 - 140 * np.cos(2 * np.pi * steps / step)
+    return wave * (1 + np.random.default_rng(5).normal(0, noise, len(wave)))
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.6, 1.7])
+def test_the_model_scales_ahead_of_a_daily_wave(factor: float) -> None:
+    """Also when its rates are wrong by a factor: that is corrected by what is observed."""
+    found = simulate(Predictive(Model(factor), ahead=4, period=40, patience=2), day(4), RATES)
+    second = slice(80, None)  # a forecast of a season has seen two of them
+    assert (found.backlog[second] > 0).sum() == 0
+    assert found.cost < 1.3
+
+
+def test_policies_without_a_forecast_follow_the_load() -> None:
+    loads = day(4)
+    reactive, ds2 = (simulate(policy, loads, RATES) for policy in (Reactive(), DS2()))
+    assert set(reactive.workers) == set(ds2.workers) == {1, 2, 3, 4}
+    assert max(ds2.saturated_steps, reactive.saturated_steps) < 10
+    assert 0.9 < ds2.cost < 1.4
+    assert 0.9 < reactive.cost < 1.6
+
+
+def test_a_step_of_the_load_that_nobody_foresaw() -> None:
+    """Who is saturated sees less than what arrives: it adds workers until nothing waits."""
+    loads = np.concatenate([np.full(50, 60.0), np.full(50, 350.0)])
+    found = simulate(Predictive(Model()), loads, RATES)
+    assert found.workers[49] == 1
+    assert found.workers[60] == 4
+    assert found.backlog[-1] == 0
+
+
+def test_a_noisy_load_does_not_make_it_swing() -> None:
+    loads = 90 + np.random.default_rng(3).normal(0, 4, 100)
+    used = simulate(Predictive(Model()), loads, RATES).workers
+    assert np.abs(np.diff(used)).sum() <= 4
+
+
+class Job:
+    """A target with a clock of its own."""
+
+    def __init__(self, loads: list[float]) -> None:
+        self.loads, self.workers, self.time = loads, 1, 0
+        self.rows = self.busy_s = 0.0
+
+    def pass_time(self) -> None:
+        rate = min(self.loads[self.time], RATES[self.workers])
+        self.rows += rate
+        self.busy_s += rate / RATES[self.workers]
+        self.time += 1
+
+    def clock(self) -> float:
+        return float(self.time)
+
+    def work_done(self) -> tuple[float, float, int]:
+        return self.rows, self.busy_s, self.workers
+
+    def scale(self, workers: int) -> None:
+        self.workers = workers
+
+    def await_end(self, timeout: float) -> bool:
+        return self.time >= len(self.loads)
+
+
+def test_decisions_are_logged_with_what_they_led_to(tmp_path: Path) -> None:
+    job, log = Job([50.0] * 10 + [150.0] * 10), tmp_path / "decisions.jsonl"
+    scaler = Autoscaler(job, Predictive(Model()), every_s=1, least=1, most=4, log=str(log), clock=job.clock)
+    assert scaler.step() is None  # no time has passed
+    for _ in job.loads:
+        job.pass_time()
+        scaler.step()
+    assert job.workers == scaler.decisions[-1].workers > 1
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(lines) == len(scaler.decisions) - 1  # what the last one leads to is not known yet
+    assert lines[-1]["realized"] == {"rate": pytest.approx(150.0), "utilization": pytest.approx(150 / RATES[job.workers])}
+    assert lines[-1]["predicted"]["utilization"] == pytest.approx(150 / RATES[job.workers], rel=0.05)
+    assert "workers for" in str(scaler.decisions[-1])
+
+
+def test_a_running_job_is_scaled() -> None:
+    """A policy of the user's own, whose first decision changes the workers."""
+    class Two(Policy):
+        def decide(self, history: Any, least: int, most: int) -> si.model.Decision:
+            return si.model.Decision(history[-1].at_s, history[-1].workers, 2, "always", history[-1].rate)
+
+    def numbers(start: int, count: int) -> pa.RecordBatch:
+        return pa.record_batch({"n": np.arange(start, start + count)})
+
+    flow = si.generate(numbers, {"n": pa.int64()}, rows_per_second=20_000)
+    job = flow.start(sink=si.to_callback(lambda _: None), workers=1)
+    try:
+        scaler = job.autoscale(Two(), every=0.02, most=2)
+        while not job.metrics()["rescales"]:
+            assert scaler.error is None
+            assert not job.await_end(0.01)
+    finally:
+        job.stop()
+    assert job.metrics()["workers"] == 2
+    assert scaler.decisions[0].before == 1
+
+
+@pytest.mark.parametrize(("given", "text"), [
+    ({"model": 3}, "a model or a policy"), ({"model": DS2(), "p99": "1s"}, "belong to a model"),
+    ({"model": DS2(), "least": 0}, "least must be"), ({"model": DS2(), "least": 3, "most": 2}, "not be above"),
+    ({"model": DS2(), "every": "x"}, "every"), ({"model": DS2(), "every": 0}, "above 0"),
+])  # fmt: skip
+def test_bad_arguments(given: dict[str, Any], text: str) -> None:
+    job = si.from_arrow(pa.table({"x": [1]})).start(sink=si.to_memory())
+    job.wait()
+    with pytest.raises(ScaleinError, match=text) as error:
+        job.autoscale(given["model"], **{name: each for name, each in given.items() if name != "model"})
+    assert error.value.facts["at"].startswith("test_autoscale.py:")
+
+
+def test_an_idle_job_needs_no_rate() -> None:
+    idle = Observation(0.0, 0.0, 0.0, 2)
+    assert DS2().decide([idle], 1, 4).workers == 2
+    assert Predictive(Model(), patience=1).decide([idle], 1, 4).workers == 1
