@@ -111,8 +111,9 @@ def test_decisions_are_logged_with_what_they_led_to(tmp_path: Path) -> None:
     assert job.workers == scaler.decisions[-1].workers > 1
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert len(lines) == len(scaler.decisions) - 1  # what the last one leads to is not known yet
-    assert lines[-1]["realized"] == {"rate": pytest.approx(150.0), "utilization": pytest.approx(150 / RATES[job.workers])}
-    assert lines[-1]["predicted"]["utilization"] == pytest.approx(150 / RATES[job.workers], rel=0.05)
+    busy = 150 / RATES[job.workers]
+    assert lines[-1]["realized"] == {"rate": pytest.approx(150.0), "utilization": pytest.approx(busy)}
+    assert lines[-1]["predicted"]["utilization"] == pytest.approx(busy, rel=0.05)
     assert "workers for" in str(scaler.decisions[-1])
 
 
