@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from scalein import __version__
-from scalein.cli import bench, demo, doctor, explain, run, sql, state
+from scalein.cli import bench, demo, doctor, explain, run, sql, state, top
 from scalein.errors import BadArgument, ScaleinError, guess
 
 
@@ -25,7 +25,7 @@ class Command(Protocol):
 
 
 COMMANDS: dict[str, Command] = {"bench": bench, "demo": demo, "doctor": doctor, "explain": explain,
-                                "run": run, "sql": sql, "state": state}
+                                "run": run, "sql": sql, "state": state, "top": top}
 
 
 def make_parser() -> argparse.ArgumentParser:
