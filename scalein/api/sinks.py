@@ -108,7 +108,7 @@ def to_memory() -> MemorySink:
 
 
 def to_console(rows: int = 20) -> ConsoleSink:
-    """A table in the terminal for each batch of results, of at most so many rows.
+    """A table in the terminal for each batch of results, of at most `rows` rows.
 
     >>> import pyarrow as pa, scalein as si
     >>> si.to_console(rows=1).write(pa.record_batch({"page": ["home", "help"], "views": [12, 7]}))

@@ -95,7 +95,7 @@ def cumulate(time: str | Column, size: Duration, *, step: Duration, offset: Dura
 
 @with_argument_hints
 def count_window(size: int, *, every: int | None = None) -> WindowSpec:
-    """Windows of so many rows of a key, in the source's order: one after the other, or a new one `every` so many rows.
+    """Windows of `size` rows of a key, in the source's order: one after the other, or a new one after `every` rows.
 
     `window_start` and `window_end` are the numbers of a window's first row and of the row after its last, from 0 on for
     each key. Windows that are not full at the end come out as well.

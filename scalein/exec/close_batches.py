@@ -43,7 +43,7 @@ def most_bytes(memory: int | None) -> int | None:
 
 def parts_of(whole: Part, starts: np.ndarray, sizes: np.ndarray, window: Window | None, most: int,
              has_keys: bool) -> Iterator[Part]:
-    """A part in smaller ones, of at most so many bytes if that can be. `starts` are those of all slices, in order, and
+    """A part in smaller ones, of at most `most` bytes if that can be. `starts` are those of all slices, in order, and
     `sizes` what waits of each.
     """
     before = np.concatenate([[0], np.cumsum(sizes)])

@@ -276,7 +276,7 @@ class _Frames:
         return as_numpy(pc.fill_null(self._arg(arg), False).cast(pa.uint8()))
 
     def _shifted(self, agg: Agg) -> pa.Array:
-        """The value of another row of the partition, so many places away."""
+        """The value of another row of the partition, `steps` places away."""
         (steps,) = agg.params
         assert isinstance(steps, int)
         rows, count = self._rows.rows, self._count

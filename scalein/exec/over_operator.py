@@ -15,6 +15,7 @@ What must wait for the end of the input (`lead`, other orders, whole partitions)
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -69,7 +70,7 @@ def open_over(fragment: Fragment, context: Context, state: Json, emit: str) -> O
             return TimedOver(fragment, context, state, emit)
 
 
-class _EventTimeOver(Stateless):
+class _EventTimeOver(Stateless, ABC):
     """Rows buffered by a time, with their keys and arguments as columns."""
 
     lead = 0  # the watermark that releases a row is so much later than its time
@@ -138,9 +139,9 @@ class _EventTimeOver(Stateless):
                                            names=schema.names)
         return self._runner.run([conformed(found, schema)])
 
+    @abstractmethod
     def _computed(self, rows: pa.RecordBatch) -> list[pa.Array]:
         """The calls' columns, for rows in the order of time."""
-        raise NotImplementedError
 
     # --- state
 
@@ -230,11 +231,13 @@ class _Remembering(_EventTimeOver):
         self._rows.restore(about.get(ROWS))
         self._hints.restore(about.get(HINTS))
 
+    @abstractmethod
     def _value_schema(self) -> pa.Schema:
-        raise NotImplementedError
+        """What a record holds."""
 
+    @abstractmethod
     def _hint_schema(self) -> pa.Schema:
-        raise NotImplementedError
+        """What the buffer of hints holds: keys, their times, and what frames in time aggregate."""
 
     def _remembered(self, rows: pa.RecordBatch, slots: int) -> pa.RecordBatch:
         """The records of the keys of some rows, in slots 0 to `slots`."""
@@ -472,7 +475,7 @@ class TimedOver(_Remembering):
         return pa.concat_batches([above, conformed(new, schema)])
 
     def _put(self, rows: pa.RecordBatch, number: np.ndarray, after: np.ndarray, values: dict[str, pa.Array]) -> None:
-        """Store the last rows of each key, of which so many come `after`, and the aggregates at the last one."""
+        """Store the last rows of each key and its aggregates; `after` is how many rows of its key follow a row."""
         def records(picked: np.ndarray, slots: np.ndarray, has_values: bool) -> None:
             where = from_numpy(np.flatnonzero(picked))
             count = len(where)

@@ -14,6 +14,7 @@ looked at any further. Before any other row, everything that is final is emitted
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
@@ -50,7 +51,7 @@ _FIRST, _END = "window_start", "window_end"
 _SLICE = "#slice"
 
 
-class _Sessions(AggregateOperator):
+class _Sessions(AggregateOperator, ABC):
     """What partial groups and rows have in common."""
 
     _log: WindowBuffer
@@ -83,25 +84,25 @@ class _Sessions(AggregateOperator):
 
     # --- what differs
 
+    @abstractmethod
     def _take(self, morsels: Iterable[Morsel]) -> None:
         """Take rows of the fragment's input."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _take_checked(self, rows: pa.RecordBatch) -> None:
         """Take rows of the aggregation's input."""
-        raise NotImplementedError
 
+    @abstractmethod
     def flush(self) -> None:
         """Put everything that has arrived into the log."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _open_spans(self) -> Batches:
         """The sessions that wait, or parts of them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _closed(self, given: Batches, watermark: int) -> tuple[Batches, Batches, Batches]:
         """Of what waits, what is final, as input of `_finish`, and the rest, with the limits of its sessions."""
-        raise NotImplementedError
 
     # --- rows
 

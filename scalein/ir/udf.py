@@ -237,7 +237,7 @@ class Udf:
 
 @dataclass(frozen=True, slots=True)
 class RingField:
-    """A field that is a ring of so many values."""
+    """A field that is a ring of `size` values."""
 
     name: str
     dtype: DType

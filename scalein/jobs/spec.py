@@ -34,7 +34,7 @@ class Shares:
 
     @staticmethod
     def of(memory: int | None, groups: int, others: int) -> Shares:
-        """For so many steps that group, and others that keep something.
+        """For this number of steps that group, and of others with state.
 
         >>> Shares.of(1_000, 1, 0), Shares.of(1_000, 1, 1)
         (Shares(queues=125, kept=468, spare=125), Shares(queues=125, kept=267, spare=125))

@@ -30,7 +30,7 @@ FLOAT_RESULTS = frozenset({"float_sum", "float_mean", "signed_mean", "unsigned_m
 
 def partition(keys: np.ndarray, base: int, key_bits: int, rows: np.ndarray | None, row_bits: int,
               options: Options) -> np.ndarray:
-    """The places of rows: sorted by their keys, each less `base`, of so many bits; those of equal keys stay in order.
+    """The places of rows sorted by their keys, each less `base`, of `key_bits` bits; equal keys stay in order.
 
     `rows` is the order of the rows; None: by number.
     """

@@ -22,7 +22,7 @@ from scalein.llvm_backend.accumulators import as_float
 from scalein.llvm_backend.fn import F64, I8, I64, I128, PTR, Fn, Var, const
 from scalein.llvm_backend.stage import Lowered
 
-DIGIT_BITS = 11  # of a partition, sorted at once: so many streams are written that their pages stay in the TLB
+DIGIT_BITS = 11  # sorted by one pass over a partition: the pages of 2,048 streams written at once stay in the TLB
 AHEAD = 48  # places that a row's values are prefetched before it
 Parts = tuple[ir.Value, ...]
 
@@ -275,7 +275,7 @@ class _Bounds(Monoid):
         return ()
 
     def finished(self, f: Fn, parts: Parts) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
-        raise NotImplementedError
+        raise AssertionError("bounds are written, not finished")
 
 
 MONOIDS: dict[str, Callable[[bool], Monoid]] = {  # of whether there are nulls

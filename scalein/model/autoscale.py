@@ -6,7 +6,7 @@ a worker truly reached while it was busy (Kalavri et al., OSDI 2018); and `Predi
 greatest load that a forecast allows in the near future, so that it scales before the load is there. A model's error is
 corrected by what is observed: where workers are busier than predicted, its rates are lowered by that factor.
 
-`Autoscaler` is the loop: one thread, which observes every so many seconds. `simulate` runs the same policies over a
+`Autoscaler` is the loop: one thread, which observes the job at intervals. `simulate` runs the same policies over a
 series of loads without a job, to compare them.
 """
 
@@ -16,6 +16,7 @@ import json
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import ceil, inf
@@ -78,14 +79,14 @@ class Scales:
         return autoscale(job, self, **options)
 
 
-class Policy(Scales):
+class Policy(Scales, ABC):
     """Decides on the number of workers. Own ones override `decide`."""
 
     __slots__ = ()
 
+    @abstractmethod
     def decide(self, history: Sequence[Observation], least: int, most: int) -> Decision:
         """How many workers, at least `least` and at most `most`, after these observations, the newest last."""
-        raise NotImplementedError
 
 
 @runtime_checkable
@@ -230,7 +231,7 @@ class Target(Protocol):
 
 
 class Autoscaler:
-    """Observes a job every so many seconds and scales it as a policy decides, until the job ends or `stop()`.
+    """Observes a job at intervals and scales it as a policy decides, until the job ends or `stop()`.
 
     `decisions` has them all; with `log=`, each is a line of JSON in a file as soon as it is known what it led to.
     """
@@ -367,7 +368,7 @@ class Simulated:
 
 def simulate(policy: Policy, loads: Sequence[float] | np.ndarray, max_rates: Mapping[int, float], *,
              step_s: float = 1.0, highest: float = 0.9) -> Simulated:
-    """Run a policy over loads (rows a second, one a step), where so many workers have such a greatest rate.
+    """Run a policy over loads (rows a second, one a step); `max_rates` has the greatest rate by number of workers.
 
     >>> found = simulate(DS2(), [100.0] * 20, {1: 80.0, 2: 160.0})
     >>> int(found.workers[-1]), found.cost

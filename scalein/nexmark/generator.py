@@ -28,10 +28,10 @@ EVENTS, PERSONS, AUCTIONS, BIDS = 50, 1, 3, 46  # of 50 events in a row: one per
 CHUNK = 50_000  # events that are made at once
 FIRST_ID, FIRST_CATEGORY, CATEGORIES = 1000, 10, 5
 LEAD = 10  # ids beyond the last one that auctions and bids may refer to
-HOT_EVERY = 100  # of so many persons or auctions, one is hot
+HOT_EVERY = 100  # one of this many persons or auctions is hot
 CHANNELS = 10_000  # channels besides the four hot ones
 SLAB = 1 << 23  # bytes of random text
-WORD_BREAK = 13  # one character in so many is a blank
+WORD_BREAK = 13  # one character of this many is a blank
 
 STATES = ("AZ", "CA", "ID", "OR", "WA", "WY")
 CITIES = ("Phoenix", "Los Angeles", "San Francisco", "Boise", "Portland", "Bend", "Redmond", "Seattle", "Kent",

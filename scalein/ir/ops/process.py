@@ -96,7 +96,7 @@ def time_sorted(before: Node, column: str) -> Node:
 
 
 def time_of(op: Op) -> str:
-    """The column of event time that the rows of an op have; empty if there is none."""
+    """The column of event time that the rows of an op have; empty if they have none."""
     below = op
     while not isinstance(below, Watermark):
         if len(below.inputs) != 1:

@@ -10,6 +10,7 @@ caller sets to make the loops return. Only those that build text have `texts`, t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -185,7 +186,7 @@ class _Functions:
         return self.made[udf]
 
 
-class _Statements:
+class _Statements(ABC):
     """The statements of a function or a method being written."""
 
     def __init__(self, functions: _Functions, body: Udf | Method) -> None:
@@ -197,13 +198,13 @@ class _Statements:
         self.stop: ir.Value | None = None
         self.texts: TextPlaces | None = None
 
+    @abstractmethod
     def end(self, value: Part | None) -> None:
         """Return from it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leave(self, condition: ir.Value, errors: ir.Value) -> None:
         """Return under a condition with the bits of what failed."""
-        raise NotImplementedError
 
     def fail(self, what: str, line: int, condition: ir.Value) -> None:
         text = f"{what} at {self.body.place(line)} in `{self.functions.shown}`"

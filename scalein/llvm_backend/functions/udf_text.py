@@ -36,7 +36,7 @@ class Builder:
         return self._places
 
     def room(self, size: ir.Value) -> ir.Value:
-        """The address of so many bytes."""
+        """The address of `size` bytes."""
         return take_text(self.code, self.places, size, lambda is_missing: self.fail(NO_MEMORY, is_missing))
 
     def keep(self, start: ir.Value, size: ir.Value) -> Str:
@@ -69,7 +69,7 @@ class Builder:
         return Str(f.byte_at(start, at.get()), b.sub(const(20), at.get()))
 
     def fixed(self, data: ir.Value, digits: int, letter: str = "f") -> Str:
-        """A float with so many digits after the point, as by `{x:.2f}`; or as by `e` or `g`."""
+        """A float with `digits` digits after the point, as by `{x:.2f}`; or as by `e` or `g`."""
         f, b = self.f, self.f.b
         most = 330 + digits  # sign, 309 digits before the point
         start = self.room(const(most))
@@ -83,7 +83,7 @@ class Builder:
         return Str(b.select(is_nan, self.code.text(b"nan"), found.ptr), b.select(is_nan, const(3), found.size))
 
     def replace(self, text: Str, old: Str, new: Str, most: ir.Value) -> Str:
-        """Every `old`, from the left and at most so many unless that is negative, as `new`."""
+        """Every `old`, from the left and at most `most` of them unless that is negative, as `new`."""
         f, b = self.f, self.f.b
         needle, width = old.ptr, old.size
         self.fail("replace of an empty text", b.icmp_unsigned("==", width, const(0)))
@@ -120,12 +120,12 @@ class Builder:
         return Str(start, to.get())
 
     def _bounded(self, size: ir.Value) -> ir.Value:
-        """The address of so many bytes, of which there may be more than a computer has."""
+        """The address of `size` bytes, which may be more than a computer has."""
         self.fail(NO_MEMORY, self.f.b.icmp_unsigned(">", size, const(_MOST_BYTES)))
         return self.room(size)
 
     def _fill(self, start: ir.Value, text: Str, count: ir.Value) -> None:
-        """Writes a text so many times."""
+        """Writes a text `count` times."""
         f, b = self.f, self.f.b
         with f.loop(count) as k:
             to = f.byte_at(start, b.mul(k, text.size))

@@ -204,7 +204,7 @@ class StreamJob:
     # --- the user's methods
 
     def scale(self, partitions: int) -> None:
-        """Use so many partitions from the next batch on. No state is moved for that, unless `migration` says so."""
+        """Use this number of partitions from the next batch on. State is moved only as `migration` says."""
         self._coordinator.partitions = checked_partitions(partitions, here())
 
     def autoscale(self, model: Any, **options: Any) -> Any:
@@ -250,7 +250,7 @@ class StreamJob:
         self._ended.wait()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the stream has ended, or so many seconds; raises the error that ended it."""
+        """Wait until the stream has ended, or at most `timeout` seconds; raises the error that ended it."""
         if self._ended.wait(timeout) and self.exception is not None:
             raise self.exception
 
