@@ -23,7 +23,7 @@ def test_an_unknown_verb_gets_a_guess(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["dmeo"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "scalein: no command 'dmeo'",
-        "  has    bench, demo, doctor, explain, run, sql, state",
+        f"  has    {', '.join(COMMANDS)}",
         "  hint   did you mean 'demo'?",
     ]
 
