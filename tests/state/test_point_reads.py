@@ -238,6 +238,7 @@ def test_frequent_reads_trigger_compaction(tmp_path: Path, monkeypatch: pytest.M
     for _ in range(200):
         keys = random.integers(0, KEYS, 500)
         assert store.get(pa.array(keys))["n"].to_pylist() == (keys + 1).tolist()
+        store._tiers.compactor.wait()
         if all(len(runs) == 1 for runs in store._tiers.levels.runs):
             break
     else:
