@@ -132,7 +132,7 @@ def test_a_socket_does_not_replay() -> None:
 
 
 class Server(pa.flight.FlightServerBase):  # type: ignore[misc]
-    """Two endpoints of each path; a ticket is `first:count`. With `:held`, rows after the first five wait for `go_on`."""
+    """Two endpoints of each path; a ticket is `first:count`. With `:held`, rows after five wait for `go_on`."""
 
     go_on = threading.Event()
 

@@ -343,6 +343,7 @@ def test_restarts_are_not_counted_anew_without_a_checkpoint(folder: Path, monkey
     """A job whose checkpoints all fail may run for long: it makes no progress, and the attempts come to an end."""
     monkeypatch.setattr(coordinator, "RETRY_S", 1e-5)
     monkeypatch.setattr(supervisor, "STEADY_S", 0.0)
+    monkeypatch.setattr(supervisor, "FIRST_WAIT_S", 0.001)
     fails = failing(monkeypatch, os, "rename", errno.ENOSPC, "_epoch-")
     job = start(folder, allowed=14, every="1ms", restarts=2)
     with pytest.raises(si.StoreFailed, match="10 checkpoints in a row"):

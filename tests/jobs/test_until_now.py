@@ -12,6 +12,7 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.jobs import supervisor
 from scalein.testing import Stream, until
 
 
@@ -97,7 +98,9 @@ class Flaky:
         self.rows += batch.column(0).to_pylist()
 
 
-def test_restarts_continue_from_the_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_restarts_continue_from_the_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_WAIT_S", 0.001)
     sink = Flaky(3, 5, 6)
     batches = [pa.record_batch({"x": [k]}) for k in range(10)]
     job = si.from_source(Stream({"all": batches})).start(sink=si.to_callback(sink), checkpoint=tmp_path / "c",
@@ -118,7 +121,8 @@ def test_a_failure_before_a_restart_does_not_end_the_wait() -> None:
     assert job.status == "finished"
 
 
-def test_files_have_each_row_once_over_restarts(tmp_path: Path) -> None:
+def test_files_have_each_row_once_over_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_WAIT_S", 0.001)
     fails = iter([False] * 3 + [True] + [False] * 4 + [True] + [False] * 100)
 
     def generate(start: int, rows: int) -> pa.RecordBatch:
@@ -139,14 +143,18 @@ def test_what_will_fail_again_is_not_repeated() -> None:
     assert job.metrics()["restarts"] == 0
 
 
-def test_attempts_are_limited_and_stop_ends_them() -> None:
+def test_attempts_are_limited_and_stop_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_WAIT_S", 0.001)
     table = pa.table({"x": [1]})
     sink = Flaky(*range(100))
     job = si.from_arrow(table).start(sink=si.to_callback(sink), restarts=2)
     with pytest.raises(si.WriteFailed, match="network is down"):
         job.wait(60)
     assert sink.calls == 3
-    job = si.from_arrow(table).start(sink=si.to_callback(Flaky(*range(1000))), restarts=1000)
+    monkeypatch.setattr(supervisor, "FIRST_WAIT_S", 30.0)  # a stop between two attempts raises the error of the last
+    sink = Flaky(1)
+    job = si.from_arrow(table).start(sink=si.to_callback(sink), restarts=1)
+    until(lambda: sink.calls == 1)
     with pytest.raises(si.WriteFailed):
         job.stop()
 
