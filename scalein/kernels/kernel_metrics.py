@@ -91,7 +91,7 @@ def recording(metrics: WorkerMetrics | None, worker: int = 0) -> Iterator[None]:
 
 @dataclass(slots=True)
 class KernelMetrics:
-    """Calls, rows and time of one kernel, over all workers."""
+    """Calls, rows and time (of the CPU) of one kernel, over all workers."""
 
     stage: Stage
     compiled: Compiled
@@ -148,6 +148,11 @@ class Profile:
 
     kernels: dict[int, KernelMetrics] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def seconds(self) -> float:
+        """In all kernels, over all workers."""
+        return sum(each.seconds for each in self.kernels.values())
 
     def add_kernel(self, stage: Stage, compiled: Compiled, seconds: float) -> None:
         """A kernel was requested; compiling it, reading it or finding it in memory took this long."""

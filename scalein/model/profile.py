@@ -1,0 +1,287 @@
+"""Profiles: a flow runs over a sample for about a second, and what it costs is measured and counted.
+
+The operators of a job are driven here, round by round, by one thread and without its sources and sinks: so a round can
+be timed in seconds of that thread's CPU, which other work on the machine hardly disturbs, as often as it takes. Rounds
+of different sizes are measured, each several times, of which the least counts; `costs.fit` takes them apart. Kernels
+report what their code does for a row (`ir/estimate.py`).
+
+A sample is repeated to fill long rounds; times of a watermark's column go on from one repetition to the next.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scalein.api.binding import bind, by_name, inputs_of
+from scalein.api.flow import Flow
+from scalein.arrow_rows import as_integers
+from scalein.connectors.base import BoundSource
+from scalein.connectors.in_memory import Batches, of_arrow
+from scalein.errors import NOWHERE, BadArgument, SourceLoc, here, type_name
+from scalein.exec.fragments import SourceEdge, cut_together
+from scalein.exec.morsels import COALESCED_ROWS, SMALL_ROWS
+from scalein.exec.rounds import Result
+from scalein.ir import ops
+from scalein.ir.estimate import estimate
+from scalein.ir.rewrite import rewrite, walk_streams
+from scalein.jobs.driver import LONG_ROUND_S
+from scalein.jobs.job_graph import JobGraph, OutputSpec
+from scalein.jobs.metrics import Metrics
+from scalein.jobs.source_readers import SourceReaders
+from scalein.kernels.kernel_metrics import Profile, profiling
+from scalein.model.calibration import calibration_of
+from scalein.model.costs import Costs, Round, StageShare, fit
+from scalein.model.model import Model
+from scalein.model.states import states_of
+from scalein.options import Options
+
+MAX_SAMPLE_ROWS = 1 << 21
+LONG_ROUND_ROWS = 1 << 20  # of the longest rounds that are measured
+MAX_COPIES = 48  # of a sample
+LONG_BATCH_ROWS = 1 << 18
+REPEATS = 7
+BUDGET_S = 0.15  # of each measurement, which is made at least twice
+
+
+@dataclass
+class _Pass:
+    """The rounds of one pass over a sample, by seconds of this thread's CPU. The first one, which prepares the kernels,
+    does not count where there are others.
+    """
+
+    rounds: list[Round] = field(default_factory=list)
+    rows_out: int = 0
+    stages: tuple[StageShare, ...] = ()
+
+    @property
+    def warm(self) -> list[Round]:
+        return self.rounds[1:] or self.rounds
+
+    @property
+    def whole_s(self) -> float:
+        return sum(each.seconds for each in self.warm)
+
+    @property
+    def total(self) -> Round:
+        return Round(*(sum(values) for values in zip(*map(astuple, self.warm), strict=True)))
+
+
+class _Graph(JobGraph):
+    """A graph whose ends of rounds are timed."""
+
+    end_s = 0.0
+    kernels: Profile
+
+    def advance(self) -> Iterator[Result]:
+        started, before = time.thread_time(), self.kernels.seconds
+        yield from list(super().advance())
+        self.end_s += time.thread_time() - started - (self.kernels.seconds - before)
+
+
+def profile(flow: Flow, sample: object = None, *, calibration: object = None, emit: str = "final") -> Model:
+    """A model of a flow as a job, from a run over a sample that takes a second or two.
+
+    `sample` is the data of an unbound flow, or stands for that of its source: some hundred thousand rows as they will
+    come, in their order. Without it, the first rows of the flow's own source are read. With several inputs it is a dict
+    by their names. `calibration` is what `scalein calibrate` wrote, of the machine that this runs on.
+
+    >>> import pyarrow as pa, scalein as si
+    >>> q = si.flow({"k": pa.int64()}).group_by("k").agg(n=si.count())
+    >>> model = si.model.profile(q, {"k": [1, 2, 3] * 1000})
+    >>> one = model.predict(workers=1)
+    >>> 0 < one.low <= one.max_rate <= one.high
+    True
+    """
+    at = here()
+    if not isinstance(flow, Flow):
+        raise BadArgument("profile takes a flow", at=at, found=type_name(flow))
+    if emit not in ("final", "changes"):
+        raise BadArgument("no such way to emit", at=at, found=repr(emit), has="'final', 'changes'")
+    op = _sampled(flow.op, sample, emit, at)
+    costs = measure(op, emit, at)
+    return Model(costs, calibration_of(calibration, at))
+
+
+def _sampled(op: ops.Op, sample: object, emit: str, at: SourceLoc) -> ops.Op:
+    """The flow over tables of at most `MAX_SAMPLE_ROWS` rows."""
+    if inputs_of(op, at):
+        if sample is None:
+            raise BadArgument("a flow without data needs a sample", at=at, hint="si.model.profile(flow, sample)")
+        op, sample = bind(op, sample, at), None
+    edges = cut_together([op], emit)
+    names = [edge.source.name for edge in edges]
+    given: Mapping[str, object] = {}
+    if sample is not None:
+        given = {names[0]: sample} if len(edges) == 1 and not isinstance(sample, dict) else by_name(
+            dict.fromkeys(names), sample, "sample", at)
+    tables = {edge.source.name: _table(edge.source, given.get(edge.source.name), at) for edge in edges}
+    if not all(table.num_rows for table in tables.values()):
+        raise BadArgument("a sample needs rows", at=at)
+    streams = {id(each) for each in walk_streams(op) if isinstance(each, ops.Source)}
+
+    def rule(each: ops.Op) -> ops.Op | None:
+        if not isinstance(each, ops.Source) or id(each) not in streams:
+            return None
+        table = tables[each.name]
+        return replace(each, arrow=table.schema, data=Batches(table.schema, NOWHERE, table=table))
+
+    return rewrite(op, rule)
+
+
+def _table(source: ops.Source, given: object, at: SourceLoc) -> pa.Table:
+    data = source.data if given is None else of_arrow(given, at, source.arrow)
+    assert isinstance(data, Batches | BoundSource)
+    if isinstance(data, Batches) and data.table is not None:
+        return data.table.slice(0, MAX_SAMPLE_ROWS).combine_chunks()
+    found, rows = [], 0
+    for batch in data.read():
+        found.append(batch)
+        rows += batch.num_rows
+        if rows >= MAX_SAMPLE_ROWS:
+            break
+    return pa.Table.from_batches(found, data.schema).slice(0, MAX_SAMPLE_ROWS).combine_chunks()
+
+
+# --- measuring
+
+
+def measure(op: ops.Op, emit: str, at: SourceLoc) -> Costs:
+    """The costs of a flow whose sources are tables."""
+    edges = cut_together([op], emit)
+    tables = {edge.source.name: edge.source.data.table for edge in edges
+              if isinstance(edge.source.data, Batches) and edge.source.data.table is not None}
+    rows = sum(table.num_rows for table in tables.values())
+    small, medium = max(1, min(1_000, rows // 4)), max(1, min(1 << 14, rows // 4))
+
+    def passes(flow: ops.Op, batch_rows: int, per_round: int, most: int) -> list[_Pass]:
+        return _passes(flow, batch_rows, per_round, most, emit, at)
+
+    found = [passes(op, small, 1, 40 * small), passes(op, small, 64, 256 * small)]
+    single = passes(op, medium, 1, 24 * medium)
+    best = _best(single)
+    # No round takes longer than this, however many rows there are.
+    longest = max(1 << 17, LONG_ROUND_S * best.total.rows / best.whole_s)
+    long_rows = int(min(LONG_ROUND_ROWS, MAX_COPIES * rows // 3, longest))
+    copies = min(MAX_COPIES, max(1, -(-3 * long_rows // rows)))
+    flow = _repeated(op, edges, copies)
+    long = passes(flow, LONG_BATCH_ROWS, max(1, long_rows // LONG_BATCH_ROWS), copies * rows)
+    found += [single, passes(flow, 1 << 16, 4, min(copies * rows, 1 << 19)), long]
+    parts = fit([_best(each).total for each in found])
+    spread = float(np.median([np.median([one.whole_s for one in each]) / _best(each).whole_s - 1 for each in found]))
+    times = np.min([[one.seconds for one in each.warm] for each in single], axis=0)[:-1]  # the last one may be shorter
+    scv = float(np.var(times) / np.mean(times) ** 2) if len(times) > 2 else 0.1
+    whole = _best(long)
+    taken = sum(each.rows for each in whole.rounds)
+    moved = sum(_read_bytes(edge, tables[edge.source.name]) for edge in edges)
+    return Costs(parts.batch_s, parts.call_s, parts.row_s, parts.round_s, parts.end_row_s, parts.kernel_call_s,
+                 parts.kernel_row_s, spread=max(0.02, parts.error, min(0.2, spread / 2)), variability=min(scv, 4.0),
+                 rows=rows, bytes=moved / rows, rows_out=whole.rows_out / taken, stages=whole.stages,
+                 states=tuple(states_of(op, rows)),
+                 emits_late=emit == "final")
+
+
+def _best(passes: list[_Pass]) -> _Pass:
+    return min(passes, key=lambda each: each.whole_s)
+
+
+def _passes(op: ops.Op, batch_rows: int, per_round: int, most: int, emit: str, at: SourceLoc) -> list[_Pass]:
+    """Some passes over the first `most` rows; one before them compiles the kernels."""
+    cut = _in_batches(op, batch_rows, most)
+    _run(cut, batch_rows, per_round, emit, at)
+    found: list[_Pass] = []
+    while len(found) < 2 or (len(found) < REPEATS and sum(each.whole_s for each in found) < BUDGET_S):
+        found.append(_run(cut, batch_rows, per_round, emit, at))
+    return found
+
+
+def _run(op: ops.Op, batch_rows: int, per_round: int, emit: str, at: SourceLoc) -> _Pass:
+    """One pass over the flow's tables, in rounds of so many batches."""
+    found = _Pass()
+    output = OutputSpec(["out"], emit, lambda rows: None, False, None, has_checkpoints=False)
+    options, metrics = Options.make(workers=1, at=at), Metrics(outputs=[("", 0)])
+    with tempfile.TemporaryDirectory(prefix="scalein-profile-") as folder, profiling() as kernels:
+        graph = _Graph([op], options, output, Path(folder), None, metrics, at)
+        graph.kernels = kernels
+        try:
+            readers = SourceReaders(graph.readers, None)
+            while True:
+                started, kernels_s, end_s = time.thread_time(), kernels.seconds, graph.end_s
+                deliveries = readers.take(per_round * batch_rows, 0)
+                if not deliveries:
+                    break
+                found.rows_out += sum(result.batch.num_rows for result in graph.run(deliveries))
+                whole_s = time.thread_time() - started
+                kernels_s, end_s = kernels.seconds - kernels_s, graph.end_s - end_s
+                rows = sum(each.batch.num_rows for each in deliveries)
+                calls = len(deliveries) if batch_rows >= SMALL_ROWS else -(-rows // COALESCED_ROWS)
+                found.rounds.append(Round(1, len(deliveries), calls, rows, max(0.0, whole_s - end_s - kernels_s),
+                                          max(0.0, end_s), kernels_s))
+            rows = sum(each.rows for each in found.rounds)
+            found.stages = tuple(StageShare(estimate(each.stage), each.rows / rows, each.seconds / rows)
+                                 for each in kernels.kernels.values() if each.rows)
+            found.rows_out += sum(result.batch.num_rows for result in graph.finish())
+        finally:
+            graph.close()
+    return found
+
+
+def _in_batches(op: ops.Op, batch_rows: int, most: int) -> ops.Op:
+    """The flow over the first `most` rows of its sources, in batches."""
+    def cut(table: pa.Table) -> pa.Table:
+        return pa.Table.from_batches(table.slice(0, most).to_batches(max_chunksize=batch_rows), table.schema)
+
+    return _with_tables(op, lambda source, table: cut(table))
+
+
+def _with_tables(op: ops.Op, new: Callable[[ops.Source, pa.Table], pa.Table]) -> ops.Op:
+    """The flow with other tables in the place of those that its streams come from."""
+    streams = {id(each) for each in walk_streams(op) if isinstance(each, ops.Source)}
+
+    def rule(each: ops.Op) -> ops.Op | None:
+        if id(each) not in streams or not isinstance(each, ops.Source) or not isinstance(each.data, Batches):
+            return None
+        table = new(each, each.data.table)
+        return replace(each, arrow=table.schema, data=Batches(table.schema, NOWHERE, table=table))
+
+    return rewrite(op, rule)
+
+
+def _read_bytes(edge: SourceEdge, table: pa.Table) -> float:
+    """Bytes of the columns of a table that are read."""
+    used = {name for first in edge.firsts for name in first.before.schema.names} & set(table.column_names)
+    return float(table.select(sorted(used)).nbytes)
+
+
+def _repeated(op: ops.Op, edges: list[SourceEdge], copies: int) -> ops.Op:
+    """The flow over tables that are repeated; times of a watermark's column go on from one copy to the next."""
+    if copies == 1:
+        return op
+    times = {edge.source.name: edge.watermark.column for edge in edges
+             if edge.watermark is not None and edge.has_own_times}
+
+    def repeated(source: ops.Source, table: pa.Table) -> pa.Table:
+        column = times.get(source.name)
+        return pa.concat_tables([table] * copies if column is None else _later(table, column, copies))
+
+    return _with_tables(op, repeated)
+
+
+def _later(table: pa.Table, column: str, copies: int) -> Iterator[pa.Table]:
+    """Copies of a table, each with times after those of the one before."""
+    place, kind = table.column_names.index(column), table[column].type
+    values = as_integers(table[column].combine_chunks())
+    known = np.asarray(values.drop_null())
+    step = int(known.max() - known.min()) + 1 if len(known) else 0
+    plain = pa.int32() if values.type.bit_width == 32 else pa.int64()
+    numbers = values.cast(plain)
+    for number in range(copies):
+        shifted = pc.add(numbers, pa.scalar(number * step, plain)).cast(values.type)
+        yield table.set_column(place, table.field(column), shifted if values.type == kind else shifted.cast(kind))

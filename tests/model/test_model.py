@@ -1,0 +1,266 @@
+"""Predictions from costs that are given, so that no figure depends on this machine; and one profile of a real flow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import scalein as si
+from scalein import col
+from scalein.errors import ScaleinError
+from scalein.model.calibration import TYPICAL
+from scalein.model.costs import Costs, Groups, Round, Span, StateCost, fit
+from scalein.model.model import Model
+from scalein.model.states import states_of
+
+# 10 ns a row in kernels, 1 ns besides; 30 us a batch, 100 us a round.
+COSTS = Costs(batch_s=1e-5, call_s=2e-5, row_s=1e-9, round_s=1e-4, end_row_s=0.0, kernel_call_s=0.0,
+              kernel_row_s=((1e6, 1e-8),), rows=500_000, bytes=16.0)
+MANY = StateCost("group_by", Groups(500_000, {1: 200_000, 2: 150_000}), 64.0, 1.0)
+
+
+def model(*states: StateCost, **changes: Any) -> Model:
+    machine = replace(TYPICAL, cores=4, is_measured=True)
+    return Model(replace(COSTS, states=states, **changes), machine)
+
+
+def test_the_greatest_rate_is_what_rounds_take() -> None:
+    found = model().predict(workers=1, batch_rows=1 << 18)
+    row_s = 1e-8 + 1e-9 + 3e-5 / (1 << 18)  # and 0.1 ms a round of 0.1 s
+    assert found.max_rate == pytest.approx(1 / row_s / 1.001, rel=0.001)
+    assert found.low < found.max_rate < found.high
+    assert sum(found.row_s.values()) == pytest.approx(1 / found.max_rate)
+
+
+def test_workers_share_kernels_but_not_all() -> None:
+    rates = [model().predict(workers=count).max_rate for count in (1, 2, 4, 8, 64)]
+    assert rates == sorted(rates)
+    assert 1.7 < rates[1] / rates[0] < 2
+    assert rates[-1] * 1e-9 < 1  # 1 ns a row is done by one worker at a time
+
+
+def test_small_batches_are_slow() -> None:
+    large, small = (model().predict(workers=1, batch_rows=rows) for rows in (1 << 18, 1_000))
+    assert small.max_rate < large.max_rate / 1.5
+    assert "batches of more than 1,000 rows would help" in small.bottleneck
+    assert "kernels" in large.bottleneck
+
+
+def test_latency_grows_with_the_load() -> None:
+    one = model()
+    most = one.predict().max_rate
+    found = [one.predict(rate=share * most) for share in (0.1, 0.3, 0.5, 0.7, 0.9, 0.97)]
+    assert all(each.p50_s <= each.p99_s for each in found)
+    assert [each.p99_s for each in found] == sorted(each.p99_s for each in found)
+    assert found[2].utilization == pytest.approx(0.5)
+    idle = one.predict(rate=0)
+    assert idle.utilization == 0
+    assert 0 < idle.p50_s <= found[0].p50_s
+    over = one.predict(rate=1.5 * most)
+    assert over.saturated
+    assert over.p99_s == float("inf")
+    calm, bursts = (one.predict(rate=0.8 * most, variability=each).p99_s for each in (0, 9))
+    assert calm < found[4].p99_s < bursts
+    assert all(low <= each.p99_s <= high for each in found for low, high in [each.intervals["p99_s"]])
+
+
+def test_state_beyond_memory_slows_it_down() -> None:
+    keyed = model(MANY)
+    free = keyed.predict(keys=10_000_000)
+    assert free.state_bytes == pytest.approx(64e7, rel=0.01)
+    assert free.on_disk_bytes == 0
+    rates = []
+    for share in (2, 0.5, 0.1):
+        found = keyed.predict(keys=10_000_000, memory=int(64e7 * share))
+        rates.append(found.max_rate)
+        assert found.memory < 64e7 * max(share, 1) * 1.1
+    assert rates[0] > rates[1] > rates[2]
+    assert found.on_disk_bytes > 0.8 * found.state_bytes
+    assert "memory has no room" in found.bottleneck
+    assert (found.high / found.max_rate) > (free.high / free.max_rate)
+
+
+def test_checkpoints_cost_a_share() -> None:
+    keyed = model(MANY)
+    without, often, seldom = (keyed.predict(keys=1_000_000, every=every) for every in (None, "100ms", "10s"))
+    assert without.checkpoint is None
+    assert often.checkpoint is not None
+    assert seldom.checkpoint is not None
+    assert without.max_rate > seldom.max_rate > often.max_rate
+    assert seldom.checkpoint.bytes == pytest.approx(64e6, rel=0.2)
+
+
+def test_windows_keep_what_is_open() -> None:
+    hot = StateCost("group_by", Groups(1000, {10: 100}), 100.0, 1.0, Span(2.0, seconds=10.0))
+    found = model(hot).predict(rate=1_000_000)
+    assert found.state_bytes == pytest.approx(2 * 100 * 100)  # each of 100 keys in two slices of time
+    assert model(replace(hot, span=Span(1.0, rows=20.0))).predict(rate=10).state_bytes == pytest.approx(1_800, rel=0.1)
+
+
+def test_keys_that_keep_coming_are_said() -> None:
+    found = model(replace(MANY, groups=Groups(1000, {1: 900, 2: 50}))).predict()
+    assert any("keys= says" in note for note in found.notes)
+    assert not any("keys=" in note for note in model(MANY).predict(keys=10**6).notes)
+
+
+def test_a_recommendation_says_what_breaks_first() -> None:
+    one = model()
+    two = one.predict(workers=2).max_rate
+    plan = one.recommend(rate=0.7 * two, p99="100ms")
+    assert plan.feasible
+    assert plan.workers == 2
+    assert plan.margin == min(plan.limits.values()) > 1
+    tight = one.recommend(rate=0.7 * two, p99=plan.prediction.p99_s * 1.01)
+    assert "p99 exceeds" in tight.breaks_first
+    assert 1 < tight.margin < plan.margin
+    none = one.recommend(rate=1000 * two, p99="100ms")
+    assert not none.feasible
+    assert none.margin < 1
+    assert not one.recommend(rate=0.7 * two, p99="100ms", most=1).feasible
+    assert any("cores" in note for note in one.recommend(rate=one.predict(workers=5).max_rate * 0.85).notes)
+
+
+def test_another_machine() -> None:
+    slow = replace(TYPICAL, operations=TYPICAL.operations / 2, cores=4)
+    here = model()
+    assert here.predict(on=slow).max_rate == pytest.approx(here.predict().max_rate / 2, rel=0.02)
+
+
+def test_a_calibration_is_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    TYPICAL.save(path)
+    assert model().predict(on=path).max_rate > 0
+    good = json.loads(path.read_text())
+    without = {name: each for name, each in good.items() if name != "wake_s"}
+    wrong = [{**good, "disk_read": 0}, {**good, "probes": [[4, 1], [2, 1]]}, {**good, "cores": "two"}, without, []]
+    for text in ("no json", *map(json.dumps, wrong)):
+        path.write_text(text)
+        with pytest.raises(ScaleinError, match="calibration") as error:
+            model().predict(on=path)
+        assert error.value.facts["at"].startswith("test_model.py:")
+    with pytest.raises(ScaleinError, match="cannot be read"):
+        model().predict(on=str(tmp_path / "none.json"))
+
+
+@pytest.mark.parametrize("given", [
+    {"workers": 0}, {"workers": True}, {"rate": -1}, {"rate": "x"}, {"memory": "a lot"}, {"every": "soon"},
+    {"every": 0}, {"batch_rows": 1.5}, {"keys": 0}, {"variability": -1}, {"on": 3},
+])  # fmt: skip
+def test_bad_arguments(given: dict[str, Any]) -> None:
+    with pytest.raises(ScaleinError) as error:
+        model().predict(**given)
+    assert error.value.facts["at"].startswith("test_model.py:")
+
+
+@pytest.mark.parametrize("given", [{"rate": 0}, {"rate": 1.0, "p99": "x"}, {"rate": 1.0, "most": 0}])
+def test_bad_plans(given: dict[str, Any]) -> None:
+    with pytest.raises(ScaleinError):
+        model().recommend(**given)
+
+
+def test_it_shows_itself() -> None:
+    found = model(MANY).predict(workers=2, every="1s", memory="1GB", keys=1_000_000)
+    text = repr(found)
+    for word in ("workers=2", "greatest rate", "latency", "checkpoints", "bottleneck"):
+        assert word in text
+    assert "<svg" in found._repr_html_()
+    assert "saturated" in repr(model().predict(rate=1e12))
+    assert json.loads(json.dumps(found.to_json()))["config"]["workers"] == 2
+    assert json.loads(json.dumps(model().predict(rate=1e12).to_json()))["p99_s"] is None
+    plan = model().recommend(rate=1e6, p99="1s")
+    assert "breaks first" in repr(plan)
+    assert "breaks first" in plan._repr_html_()
+    assert json.loads(json.dumps(plan.to_json()))["feasible"] is True
+    with mpl.rc_context({"backend": "agg"}):
+        axes = found.plot()
+        assert axes.get_ylabel() == "latency, ms"
+        mpl.pyplot.close("all")
+
+
+def test_a_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ScaleinError, match="plot needs matplotlib"):
+        model().predict().plot()
+
+
+def test_a_fit_takes_costs_apart() -> None:
+    """Noise of a hundredth does not move what matters."""
+    dice = np.random.default_rng(1)
+    kinds = [(40, 1, 1, 1_000), (4, 64, 1, 64_000), (23, 1, 1, 1 << 14), (2, 4, 4, 1 << 18), (2, 8, 8, 1 << 20)]
+    measured = [Round(n, n * k, n * c, n * r, n * (1e-5 * k + 2e-5 * c + 1e-9 * r) * dice.normal(1, 0.01), n * 1e-4,
+                      n * r * 1e-8) for n, k, c, r in kinds]
+    found = fit(measured)
+    assert found.row_s == pytest.approx(1e-9, rel=0.1)
+    assert found.round_s == pytest.approx(1e-4, rel=0.01)
+    assert found.kernel_row_s[-1][1] == pytest.approx(1e-8, rel=0.01)
+
+
+def test_groups_of_a_sample() -> None:
+    zipf = Groups(20, {10: 1, 5: 1, 1: 5})
+    assert (zipf.distinct, zipf.heaviest) == (7, 0.5)
+    assert zipf.share_of_hottest(2 / 7) == pytest.approx(0.75)
+    assert zipf.expected(20) == 7
+    assert zipf.expected(10) < 7 < zipf.expected(1000) <= 7 + zipf.unseen
+    assert zipf.expected(10**9, keys=100) == pytest.approx(100)
+    assert zipf.expected(10**9, keys=5) == 5
+
+
+EVENTS = pa.table({"time": pa.array(np.arange(4_000) * 5, pa.timestamp("ms")), "user": np.arange(4_000) % 500,
+                   "name": [f"user {number % 50}" for number in range(4_000)], "price": np.arange(4_000) * 0.5})
+
+
+def test_a_profile_of_a_flow() -> None:
+    q = (si.flow(EVENTS.schema).with_watermark("time", "1s").filter(col("price") > 500)
+         .group_by("user", si.tumbling("time", "2s")).agg(n=si.count(), total=col("price").sum()))
+    found = si.model.profile(q, EVENTS)
+    one, two = found.predict(workers=1), found.predict(workers=2)
+    assert 0 < one.low <= one.max_rate < two.max_rate <= 2.1 * one.max_rate
+    assert found.costs.rows == 4_000
+    (state,) = found.costs.states
+    assert state.rows == pytest.approx(0.75, abs=0.01)
+    assert state.groups.distinct == 500
+    assert state.span is not None
+    assert state.span.seconds == pytest.approx(3.0)
+    assert all(0 < each.rows <= 1 for each in found.costs.stages)
+    group = next(each.cost for each in found.costs.stages if each.cost.name == "group")
+    assert group.bytes >= 16
+    assert group.operations >= 2
+    assert group.state_bytes >= 24
+
+
+def test_samples_of_bound_flows_and_of_several_inputs() -> None:
+    q = si.from_arrow(EVENTS).group_by("name").agg(n=si.count())
+    own, given = si.model.profile(q), si.model.profile(q, EVENTS.slice(0, 1_000))
+    assert (own.costs.rows, given.costs.rows) == (4_000, 1_000)
+    assert own.costs.states[0].groups.distinct == 50
+    left, right = (si.flow(EVENTS.schema, name=name) for name in ("left", "right"))
+    found = si.model.profile(left.union(right).filter(col("price") > 1), {"left": EVENTS, "right": EVENTS.slice(3_000)})
+    assert found.costs.rows == 5_000
+    assert found.costs.states == ()
+
+
+def test_what_streams_that_are_joined_keep() -> None:
+    left, right = (si.from_arrow(EVENTS.slice(0, rows)).with_watermark("time", "1s") for rows in (4_000, 2_000))
+    joined = left.join(right, on="user", within=si.tumbling("time", "2s"))
+    found = list(states_of(joined.op, 6_000))
+    assert [round(each.rows, 2) for each in found] == [0.67, 0.33]
+    assert all(each.span is not None and each.span.seconds == pytest.approx(3.0) for each in found)
+
+
+@pytest.mark.parametrize(("given", "text"), [
+    ((3,), "takes a flow"), ((si.flow(EVENTS.schema),), "needs a sample"),
+    ((si.flow(EVENTS.schema), EVENTS.slice(0, 0)), "needs rows"), ((si.flow(EVENTS.schema), 3), "Arrow"),
+])  # fmt: skip
+def test_bad_samples(given: tuple[Any, ...], text: str) -> None:
+    with pytest.raises(ScaleinError, match=text) as error:
+        si.model.profile(*given)
+    assert error.value.facts["at"].startswith("test_model.py:")
