@@ -67,15 +67,15 @@ def log_lines(job: Job, path: str | os.PathLike[str], every_s: float = 1.0) -> t
         with file:
             before, then = int(str(job.metrics()["rows_in"])), time.monotonic()
             while True:
-                has_ended = job.await_end(every_s)
-                found = job.metrics()
+                job.await_end(every_s)
+                status, found = job.status, job.metrics()  # in this order: figures beside "finished" are the last ones
                 now, rows = time.monotonic(), int(str(found["rows_in"]))
                 rate = round((rows - before) / max(now - then, 1e-9))
                 before, then = rows, now
-                line = {"time": round(time.time(), 3), "status": job.status, "rows_per_s": rate, **found}
+                line = {"time": round(time.time(), 3), "status": status, "rows_per_s": rate, **found}
                 file.write(json.dumps(line, default=str) + "\n")
                 file.flush()
-                if has_ended:
+                if status != "running":
                     return
 
     thread = threading.Thread(target=write, name="scalein-log", daemon=True)

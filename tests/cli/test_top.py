@@ -10,6 +10,7 @@ import pytest
 
 import scalein as si
 from scalein.cli.main import main
+from scalein.testing import until
 
 
 def test_shows_the_log_of_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -19,8 +20,7 @@ def test_shows_the_log_of_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[st
     job = flow.start(sink=si.to_memory())
     job.log_metrics(log)
     job.wait()
-    while b'"finished"' not in log.read_bytes():
-        pass  # the thread writes its last line after the end
+    until(lambda: log.read_text().endswith("\n") and '"finished"' in log.read_text())  # written after the end
     assert main(["top", str(log)]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == "finished"

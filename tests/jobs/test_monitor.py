@@ -18,7 +18,7 @@ from scalein import col
 from scalein.exec import pipeline
 from scalein.exec.ring_preaggregate import RingPreAggregation
 from scalein.exec.window_aggregate import SlidingAggregate
-from scalein.jobs.monitor import show_bar
+from scalein.jobs.monitor import log_lines, show_bar
 from scalein.testing import Stream, assert_same, until
 from tests.jobs.streams import rows_in
 
@@ -159,6 +159,26 @@ def test_a_resumed_job_counts_the_rows_of_its_run(tmp_path: Path, monkeypatch: p
     until(lambda: (tmp_path / "log").read_text().endswith("\n"))  # the last line is that of the end
     rates = [json.loads(line)["rows_per_s"] for line in (tmp_path / "log").read_text().splitlines()]
     assert max(rates) < 40
+
+
+def test_the_last_line_of_a_log_has_the_last_figures(tmp_path: Path) -> None:
+    class Ending:
+        """A job that ends while its figures are read for a line."""
+
+        status, reads = "running", 0
+
+        def await_end(self, timeout: float) -> bool:
+            return self.status != "running"
+
+        def metrics(self) -> dict[str, object]:
+            rows = 3 if self.status == "finished" else 0
+            self.reads += 1
+            self.status = "finished" if self.reads > 1 else "running"
+            return {"rows_in": rows}
+
+    log_lines(Ending(), tmp_path / "log").join(30)  # type: ignore[arg-type]
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [(line["status"], line["rows_in"]) for line in lines] == [("running", 0), ("finished", 3)]
 
 
 def test_lag_can_be_read() -> None:
