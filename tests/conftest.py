@@ -1,5 +1,5 @@
-"""The golden fixture (text compared with a file that `pytest --update-golden` writes), the seed of examples, syncs that
-do not wait, and the Spark session that all tests of a process share.
+"""The golden fixture (text compared with a file that `pytest --update-golden` writes), the seed of examples, which may
+take any time, syncs that do not wait, and the Spark session that all tests of a process share.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import core
+from hypothesis import HealthCheck, core, settings
 
 from tests.comparisons import COMPARISONS
 
 _GOLDEN = Path(__file__).parent / "golden"
+
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")  # how long an example takes fails no test
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
