@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from scalein import __version__
-from scalein.cli import bench, demo, doctor, explain, run, sql, state, top
+from scalein.cli import bench, calibrate, demo, doctor, explain, predict, run, sql, state, top
 from scalein.errors import BadArgument, ScaleinError, guess
 
 
@@ -24,8 +24,9 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-COMMANDS: dict[str, Command] = {"bench": bench, "demo": demo, "doctor": doctor, "explain": explain,
-                                "run": run, "sql": sql, "state": state, "top": top}
+COMMANDS: dict[str, Command] = {"bench": bench, "calibrate": calibrate, "demo": demo, "doctor": doctor,
+                                "explain": explain, "predict": predict, "run": run, "sql": sql, "state": state,
+                                "top": top}
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -120,11 +120,17 @@ def read(path: Path, at: SourceLoc) -> Calibration:
         raise BadArgument("the calibration cannot be read", at=at, file=path, found=error, hint=hint) from error
     except ValueError as error:
         raise BadArgument("the calibration is not JSON", at=at, file=path, found=error, hint=hint) from error
+    return of_json(found, at, file=path)
+
+
+def of_json(found: object, at: SourceLoc, **facts: object) -> Calibration:
+    """The calibration that a file's JSON has."""
     try:
         return _parsed(found)
     except (KeyError, TypeError, ValueError) as error:
-        raise BadArgument("the calibration has not the figures that it should have", at=at, file=path,
-                          found=f"{type(error).__name__}: {error}", hint=hint) from error
+        raise BadArgument("the calibration has not the figures that it should have", at=at, **facts,
+                          found=f"{type(error).__name__}: {error}", hint="`scalein calibrate --to FILE` writes one"
+                          ) from error
 
 
 def _parsed(found: object) -> Calibration:

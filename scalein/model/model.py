@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import exp, inf, isfinite, log2, sqrt
+from math import ceil, exp, inf, isfinite, log2, sqrt
 
 from scalein.durations import seconds
 from scalein.errors import BadArgument, SourceLoc, here
@@ -42,9 +42,11 @@ EPOCH_S = 1.5e-3  # of the job's thread, for each checkpoint
 RESCALE_S = 1e-4
 QUANTILE = 1.645  # of a normal distribution, for intervals of 90 %
 MODEL_ERROR, WORKER_ERROR, DISK_ERROR, MACHINE_ERROR = 0.06, 0.05, 0.3, 0.2  # relative standard deviations
+SPARK_ERROR = 0.15
 LATENCY_FACTOR = 1.4  # either way, besides what the error of the greatest rate does
 HEADROOM = 0.9  # the greatest utilization that is planned for
-MOST_WORKERS = 64
+MOST_WORKERS, MOST_ASKED = 64, 1_024
+GREATEST = 1e18  # of any number that is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +92,26 @@ class Model(Scales):
 
     def predict(self, *, workers: int = 1, rate: float | None = None, memory: str | int | None = None,
                 every: object = None, batch_rows: int | None = None, keys: int | None = None,
-                variability: float = 1.0, on: object = None) -> Prediction:
+                variability: float = 1.0, on: object = None, partitions: int | None = None,
+                executors: int | None = None, cores: int | None = None) -> Prediction:
         """What a job with this configuration will do: the arguments are those of `start`.
 
         `rate` is in rows a second (70 % of the greatest if it is not given), in batches of `batch_rows` (what a worker
         does in 4 ms, at most 262,144), which arrive at random: `variability` is the squared coefficient of variation of
         the times between them, 0 for a clock, more than 1 for bursts. `keys` says how many distinct keys there are in
         all, where the sample cannot tell. `on` is the calibration of another machine.
+
+        With `partitions`, `executors` or `cores` (of each executor) it is about `scalein.spark.start`, whose trigger is
+        `every` (a second if it is not given): this needs a calibration with Spark (`scalein calibrate --spark`).
         """
         at = here()
         config = self._config(workers, memory, every, batch_rows, keys, variability, at)
         if rate is not None:
             _check(rate, "rate", at, zero=True)
-        return self._predict(config, rate, self.calibration if on is None else calibration_of(on, at))
+        machine = self.calibration if on is None else calibration_of(on, at)
+        if not partitions is executors is cores is None:
+            return self._predict_spark(config, rate, machine, partitions, executors, cores, at)
+        return self._predict(config, rate, machine)
 
     def recommend(self, *, rate: float, p99: object = None, memory: str | int | None = None, every: object = None,
                   batch_rows: int | None = None, keys: int | None = None, variability: float = 1.0, on: object = None,
@@ -113,8 +122,8 @@ class Model(Scales):
         _check(headroom, "headroom", at)
         machine = self.calibration if on is None else calibration_of(on, at)
         limit_s = inf if p99 is None else _duration(p99, "p99", at)
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            raise BadArgument("most must be a number of workers, at least 1", at=at, found=repr(most))
+        if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= MOST_ASKED:
+            raise BadArgument(f"most must be a number of workers from 1 to {MOST_ASKED}", at=at, found=repr(most))
 
         def of(count: int) -> Prediction:
             return self._predict(self._config(count, memory, every, batch_rows, keys, variability, at), rate, machine)
@@ -131,12 +140,12 @@ class Model(Scales):
                 variability: float, at: SourceLoc) -> Config:
         batch_rows = self._batch_rows() if batch_rows is None else batch_rows
         for name, value in (("workers", workers), ("batch_rows", batch_rows), ("keys", 1 if keys is None else keys)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise BadArgument(f"{name} must be a whole number, at least 1", at=at, found=repr(value))
-        if isinstance(variability, bool) or not isinstance(variability, int | float) or not 0 <= variability < inf:
-            raise BadArgument("variability must be a number, at least 0", at=at, found=repr(variability))
-        return Config(workers, batch_rows, None if memory is None else parse_size(memory, at=at),
-                      None if every is None else _duration(every, "every", at), keys, float(variability))
+            _check_count(value, name, at)
+        _check(variability, "variability", at, zero=True)
+        bytes_ = None if memory is None else parse_size(memory, at=at)
+        _check_count(1 if bytes_ is None else bytes_, "memory", at)
+        return Config(workers, batch_rows, bytes_, None if every is None else _duration(every, "every", at), keys,
+                      float(variability))
 
     def _batch_rows(self) -> int:
         """A power of two, so that it stays the same when costs are measured again."""
@@ -327,6 +336,58 @@ class Model(Scales):
         variance += wake_scv * machine.wake_s ** 2
         return tuple(found.first_s + gamma_quantile(wait, variance, q) for q in (0.5, 0.99))  # type: ignore[return-value]
 
+    # --- Spark
+
+    def _predict_spark(self, config: Config, rate: float | None, machine: Calibration, partitions: int | None,
+                       executors: int | None, cores: int | None, at: SourceLoc) -> Prediction:
+        """A stream in micro-batches: tasks take rows from the JVM, and then partitions of state take partial groups."""
+        if machine.spark is None:
+            raise BadArgument("the calibration has no figures of Spark", at=at, found=machine.machine,
+                              hint="`scalein calibrate --spark` measures them")
+        if config.memory is not None:
+            raise BadArgument("memory is that of Spark's executors, and no argument of this prediction", at=at)
+        partitions, executors = (default if value is None else value
+                                 for value, default in ((partitions, 8), (executors, 1)))
+        _check_count(partitions, "partitions", at)
+        _check_count(executors, "executors", at)
+        cores = max(1, machine.cores // executors) if cores is None else cores
+        _check_count(cores, "cores", at)
+        spark, slots = machine.spark, executors * cores
+        every_s = 1.0 if config.every_s is None else config.every_s
+        # Two waves of tasks, of the rows and of the partitions of state; the calibration's batch has two of each.
+        waves = max(0, ceil(partitions / slots) - ceil(2 / slots)) * spark.task_s
+        fixed_s = spark.batch_s + waves
+        alone = self._parts(replace(config, workers=1, every_s=None), rate, machine, 1e6)
+        parts = {name: each / slots for name, each in alone.items()}
+        parts["Arrow from Spark"] = self.costs.bytes / spark.transfer_bytes_s / slots
+        row_s = sum(parts.values())
+        longest_s = max(every_s, 2 * fixed_s)  # of a batch, at the greatest rate
+        max_rate = (longest_s - fixed_s) / (longest_s * row_s)
+        parts["fixed cost of a batch"] = 1 / max_rate - row_s
+        rate = 0.7 * max_rate if rate is None else float(rate)
+        busy = rate / max_rate
+        took_s = inf if rate * row_s >= 1 else max(fixed_s / (1 - rate * row_s), 0.0)
+        if took_s < every_s:
+            took_s = fixed_s + rate * every_s * row_s  # the trigger waits
+        period_s = max(every_s, took_s)
+        p50, p99 = (period_s / 2 + took_s, 0.99 * period_s + 1.2 * took_s) if busy < 1 else (inf, inf)
+        error = QUANTILE * sqrt(self._error(replace(config, workers=1), machine) ** 2 + SPARK_ERROR ** 2)
+        state = self._state(config, rate)
+        memory = state + self.costs.bytes * rate * (period_s if isfinite(period_s) else longest_s)
+        pause = took_s if isfinite(took_s) else longest_s
+        intervals = {"max_rate": (max_rate / (1 + error), max_rate * (1 + error)),
+                     "utilization": (busy / (1 + error), busy * (1 + error)),
+                     "p50_s": (p50 / (1 + error), p50 * (1 + error)), "p99_s": (p99 / (1 + error), p99 * (1 + error)),
+                     "batch_s": (took_s / (1 + error), took_s * (1 + error)), "memory": (memory / 2, memory * 2)}
+        shown: dict[str, object] = {"workers": slots, "partitions": partitions, "executors": executors, "cores": cores,
+                                    "every": every_s, "keys": config.keys}
+        figures = _Figures(1 / max_rate, parts, 0.0, 0.0, fixed_s)
+        return Prediction(shown, rate, max_rate, *intervals["max_rate"], busy, p50, p99, busy >= 1, state, memory, 0.0,
+                          None, spark.task_s * ceil(partitions / slots), _in_words(figures, config), parts, intervals,
+                          tuple(self._notes(replace(config, workers=cores), machine, rate)),
+                          lambda other: self._predict_spark(config, other, machine, partitions, executors, cores, at),
+                          pause)
+
     # --- plans
 
     def _plan(self, is_feasible: bool, found: Prediction, limit_s: float, headroom: float, memory: object,
@@ -377,6 +438,8 @@ _WORDS = {
     "cache misses of state": "cache misses of the state",
     "state on disk": "state that memory has no room for",
     "checkpoints": "checkpoints",
+    "Arrow from Spark": "rows that cross from the JVM to Python",
+    "fixed cost of a batch": "the fixed cost of a micro-batch; a longer trigger would help",
 }
 
 
@@ -400,6 +463,12 @@ def _duration(value: object, name: str, at: SourceLoc) -> float:
 
 
 def _check(value: object, name: str, at: SourceLoc, *, zero: bool = False) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    if not is_number or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
-        raise BadArgument(f"{name} must be a number {'of at least' if zero else 'above'} 0", at=at, found=repr(value))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= GREATEST or (value == 0 and not zero):  # type: ignore[operator]
+        least = "of at least 0" if zero else "above 0"
+        raise BadArgument(f"{name} must be a number {least}", at=at, found=f"{value!r:.100}")
+
+
+def _check_count(value: object, name: str, at: SourceLoc) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= GREATEST:
+        raise BadArgument(f"{name} must be a whole number, at least 1", at=at, found=f"{value!r:.100}")

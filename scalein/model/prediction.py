@@ -49,6 +49,7 @@ class Prediction:
     intervals: Mapping[str, Interval]
     notes: tuple[str, ...] = ()
     _at: Callable[[float], Prediction] | None = field(default=None, repr=False, compare=False)  # another rate
+    batch_s: float | None = None  # of a micro-batch of Spark
 
     @property
     def workers(self) -> int:
@@ -66,8 +67,8 @@ class Prediction:
                  "on_disk_bytes", "rescale_pause_s")
         found: dict[str, Any] = {"config": dict(self.config), **{name: _finite(getattr(self, name)) for name in names}}
         checkpoint = self.checkpoint
-        return {**found, "saturated": self.saturated, "bottleneck": self.bottleneck, "row_s": dict(self.row_s),
-                "checkpoint": None if checkpoint is None else {
+        return {**found, "batch_s": self.batch_s, "saturated": self.saturated, "bottleneck": self.bottleneck,
+                "row_s": dict(self.row_s), "checkpoint": None if checkpoint is None else {
                     "bytes": checkpoint.bytes, "seconds": checkpoint.seconds, "share": checkpoint.share},
                 "intervals": {name: [_finite(low), _finite(high)] for name, (low, high) in self.intervals.items()},
                 "notes": list(self.notes)}
@@ -86,6 +87,8 @@ class Prediction:
             facts.append(("checkpoints", f"{format_bytes(self.checkpoint.bytes)} in "
                                          f"{format_seconds(self.checkpoint.seconds)}, {self.checkpoint.share:.1%} of "
                                          f"the time"))
+        if self.batch_s is not None:
+            facts.append(("micro-batch", f"{format_seconds(self.batch_s)} {_interval(self, 'batch_s', _time)}"))
         return [*facts, ("rescaling", f"pauses for {format_seconds(self.rescale_pause_s)}"),
                 ("bottleneck", self.bottleneck)]
 

@@ -15,7 +15,7 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.errors import ScaleinError
-from scalein.model.calibration import TYPICAL
+from scalein.model.calibration import TYPICAL, SparkFigures, calibration_of
 from scalein.model.costs import Costs, Groups, Round, Span, StateCost, fit
 from scalein.model.model import Model
 from scalein.model.states import states_of
@@ -135,8 +135,12 @@ def test_another_machine() -> None:
 
 def test_a_calibration_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
-    TYPICAL.save(path)
+    whole = replace(TYPICAL, spark=SparkFigures(0.2, 0.01, 4e8))
+    whole.save(path)
+    assert calibration_of(path) == whole
     assert model().predict(on=path).max_rate > 0
+    for word in ("GB/s", "MiB", "sync", "wake-up", "Spark"):
+        assert word in str(whole)
     good = json.loads(path.read_text())
     without = {name: each for name, each in good.items() if name != "wake_s"}
     wrong = [{**good, "disk_read": 0}, {**good, "probes": [[4, 1], [2, 1]]}, {**good, "cores": "two"}, without, []]
@@ -163,6 +167,31 @@ def test_bad_arguments(given: dict[str, Any]) -> None:
 def test_bad_plans(given: dict[str, Any]) -> None:
     with pytest.raises(ScaleinError):
         model().recommend(**given)
+
+
+def test_spark_streams() -> None:
+    figures = SparkFigures(batch_s=0.2, task_s=0.01, transfer_bytes_s=4e8)
+    machine = replace(TYPICAL, cores=4, spark=figures)
+    keyed = Model(COSTS, machine)
+    one, two = (keyed.predict(partitions=8, executors=count, cores=2) for count in (1, 2))
+    row_s = (1e-8 + 1e-9 + 16 / 4e8) / 2  # the costs, and 16 bytes from the JVM, on two cores
+    fixed_s = 0.2 + 0.03  # eight tasks on two cores, where the batch of the calibration had two
+    assert one.max_rate == pytest.approx((1 - fixed_s) / row_s, rel=0.05)
+    assert 1.8 < two.max_rate / one.max_rate < 2.3
+    assert "JVM" in one.bottleneck
+    half = keyed.predict(partitions=8, executors=1, cores=2, rate=0.5 * one.max_rate)
+    assert half.batch_s == pytest.approx(fixed_s + 0.5 * (1 - fixed_s), rel=0.02)
+    assert half.p50_s == pytest.approx(0.5 + half.batch_s, rel=0.01)
+    assert keyed.predict(partitions=8, rate=1e9).saturated
+    short = keyed.predict(partitions=8, every="10ms")
+    assert "fixed cost of a micro-batch" in short.bottleneck
+    assert "micro-batch" in repr(half)
+    for given, text in (({"partitions": 0}, "partitions must"), ({"cores": 1, "memory": "1GB"}, "memory"),
+                        ({"executors": 0}, "executors must"), ({"executors": "two"}, "executors must")):
+        with pytest.raises(ScaleinError, match=text):
+            keyed.predict(**given)
+    with pytest.raises(ScaleinError, match="no figures of Spark"):
+        model().predict(partitions=4)
 
 
 def test_it_shows_itself() -> None:
