@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 def test_without_a_command_all_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
-    assert all(f"    {command} " in shown for command in COMMANDS)
+    assert {line.split()[0] for line in shown.splitlines() if line.startswith("    ")} >= set(COMMANDS)
 
 
 def test_an_unknown_verb_gets_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
