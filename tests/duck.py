@@ -26,7 +26,7 @@ from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of
 from scalein.ir.functions.registry import REGISTRY, can_fail, is_host
-from scalein.ir.over import WINDOW_FUNCTIONS
+from scalein.ir.over import SPACING, WINDOW_FUNCTIONS
 from scalein.ir.windows import Cumulate, Session, Window
 from tests.duck_types import Untranslatable, cast, crossed, floordiv, literal, restored, sql_type
 
@@ -156,7 +156,7 @@ class Query:
         found = []
         for i, call in enumerate(op.calls):
             order, frame = [*by, "__row"], "ROWS UNBOUNDED PRECEDING"
-            if call.agg.fn == "spaced":
+            if call.agg.fn in SPACING:
                 raise Untranslatable("rows that depend on those that were kept")
             if call.agg.fn in WINDOW_FUNCTIONS:
                 args = [f"__arg{i}_{k}" for k in range(len(call.agg.args))]

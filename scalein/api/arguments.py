@@ -461,18 +461,21 @@ def distinct(op: Op, given: Sequence[object], scope: Scope) -> Distinct:
     return Distinct(op, tuple(dict.fromkeys(key.name for key in keys)), at=scope.at)
 
 
-def distinct_within(op: Op, given: Sequence[object], within: object, scope: Scope) -> Project:
-    """Rows whose keys did not come for a while of event time."""
+def distinct_in_time(op: Op, given: Sequence[object], within: object, ttl: object, scope: Scope) -> Project:
+    """Rows whose keys were not kept for a while of event time, or with `ttl` did not come."""
+    if within is not None and ttl is not None:
+        raise BadArgument("distinct takes within= or ttl=", at=scope.at, found=f"within={within!r}, ttl={ttl!r}",
+                          hint="within= counts from the last row that was kept, ttl= from the last row")
     keys = [column(name, scope) for name in distinct(op, given, scope).keys]
     name = time_of(op)
     if not name:
-        raise BadArgument("distinct within a time needs event time", at=scope.at, has=shown(scope.schema),
-                          hint='with_watermark("t", "10s") before it')
+        raise BadArgument(f"distinct {'within a time' if ttl is None else 'with ttl='} needs event time", at=scope.at,
+                          has=shown(scope.schema), hint='with_watermark("t", "10s") before it')
     time = column(name, scope)
-    units = in_units(span(within, "time between rows of a key", scope.at), type_of(time), "time between rows of a key",
-                     name, scope.at)
+    what = "time between rows of a key" if ttl is None else "ttl"
+    units = in_units(span(within if ttl is None else ttl, what, scope.at), type_of(time), what, name, scope.at)
     there = Filter(op, Call("is_not_null", (time,), dtype=BOOL, nullable=False), at=scope.at) if time.nullable else op
-    agg = Agg("spaced", (), BOOL, False, (units,), scope.at)
+    agg = Agg("spaced" if ttl is None else "after_quiet", (), BOOL, False, (units,), scope.at)
     call = OverCall(internal("over0"), agg, Frame(within=units))
     over = Over(there, tuple(keys), (By(time),), (call,), time=name, at=scope.at)
     kept = Filter(over, Col(call.name, BOOL, False), at=scope.at)

@@ -19,7 +19,7 @@ from scalein.api.arguments import (
     as_item,
     asof_join,
     distinct,
-    distinct_within,
+    distinct_in_time,
     explode,
     first_rows,
     flat,
@@ -248,7 +248,8 @@ class Flow(ForeignNames):
 
     # --- some rows, in some order ---
 
-    def distinct(self, *names: str | Sequence[str], within: Duration | None = None) -> Flow:
+    def distinct(self, *names: str | Sequence[str], within: Duration | None = None,
+                 ttl: Duration | None = None) -> Flow:
         """Rows unlike any before them; with names, the first row of each value of these columns.
 
         Rows keep the source's order. Null is a value of its own.
@@ -265,11 +266,18 @@ class Flow(ForeignNames):
         >>> visits = si.from_arrow({"user": ["a", "a", "a"], "t": [0, 5, 12]}).with_watermark("t", 2)
         >>> visits.distinct("user", within=10).collect()["t"].to_pylist()
         [0, 12]
+
+        With `ttl="1h"` values are forgotten that no row had for an hour of event time: where `within` counts from the
+        last row that came out, `ttl` counts from the last row.
+
+        >>> visits = si.from_arrow({"user": ["a", "a", "a", "a"], "t": [0, 6, 12, 22]}).with_watermark("t", 2)
+        >>> visits.distinct("user", ttl=10).collect()["t"].to_pylist()
+        [0, 22]
         """
         scope = self._scope("distinct")
-        if within is None:
+        if within is None and ttl is None:
             return Flow(distinct(self.op, names, scope))
-        return Flow(distinct_within(self.op, names, within, scope))
+        return Flow(distinct_in_time(self.op, names, within, ttl, scope))
 
     def sort(self, *by: Column | str | Sequence[Column | str], descending: bool | Sequence[bool] = False,
              nulls_last: bool = False) -> Flow:

@@ -14,8 +14,8 @@ from scalein.api.functions import min_horizontal
 from scalein.api.hints import ForeignNames
 from scalein.api.windows import WindowSpec, resolve_window
 from scalein.dtypes import BOOL, I64
-from scalein.durations import in_units, span
-from scalein.errors import BadArgument, BadName, ShortTraceback, WrongType, here
+from scalein.durations import Duration, in_units, span
+from scalein.errors import BadArgument, BadDuration, BadName, ShortTraceback, SourceLoc, WrongType, here
 from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, Lit, Named, NamedAgg, OverResult, type_of, walk
 from scalein.ir.functions.arithmetic import plus
 from scalein.ir.internal_names import internal
@@ -26,7 +26,7 @@ from scalein.ir.over import Frame, OverCall
 from scalein.ir.physical import identity
 from scalein.ir.resolve import Scope, column, resolve, resolve_agg
 from scalein.ir.unify import cast_to, nested_hint
-from scalein.ir.windows import Window
+from scalein.ir.windows import Window, ttl_window
 
 if TYPE_CHECKING:
     from scalein.api.flow import Flow
@@ -53,7 +53,7 @@ class GroupBy(ForeignNames):
         keys = [key.name for key in self._keys] + ["a window"] * (self._window is not None)
         return f"GroupBy({', '.join(keys)}); call .agg(...) on it"
 
-    def agg(self, *aggregates: Column, **named: Column) -> Flow:
+    def agg(self, *aggregates: Column, ttl: Duration | Column | None = None, **named: Column) -> Flow:
         """One row a group: the keys, `window_start` and `window_end` if there is a window, then the aggregates.
 
         Aggregates combine with operators and functions, with constants and with the keys. One is called like its column
@@ -67,7 +67,19 @@ class GroupBy(ForeignNames):
         >>> spread = (col("price").max() - col("price").min()) / col("price").mean()
         >>> sales.group_by("shop").agg(spread=spread.round(2)).sort("shop").collect()["spread"].to_pylist()
         [1.2, 0.0]
+
+        `ttl="7d"` forgets a group that had no row for so long, in the event time of `with_watermark`: its next row
+        begins a new group. What is forgotten is final: in a job it comes then, and with `emit="changes"` a change comes
+        when the watermark has passed its rows, which are in the order of event time.
+
+        >>> logins = si.from_arrow({"user": ["a", "b", "a", "a"], "t": [0, 5, 9, 30]}).with_watermark("t", 2)
+        >>> logins.group_by("user").agg(n=si.count(), ttl=20).sort("user", "n").collect().to_pydict()
+        {'user': ['a', 'a', 'b'], 'n': [1, 2, 1]}
         """
+        if isinstance(ttl, Column):  # an aggregate of this name
+            named, ttl = {"ttl": ttl, **named}, None
+        if ttl is not None:
+            return self._forgetting(ttl, here(self._op.at)).agg(*aggregates, **named).drop(*_WINDOW_COLUMNS)
         scope = Scope(self._op.schema, "agg", here(self._op.at))
         given = [*((None, item) for item in flat(aggregates)), *named.items()]
         if not given:
@@ -84,6 +96,18 @@ class GroupBy(ForeignNames):
         columns += [Named(name, column(name, over) if isinstance(node, Agg) else resolve(node, over))
                     for name, node in items]
         return self._wrap(Project(aggregate, tuple(columns), at=scope.at))
+
+    def _forgetting(self, ttl: Duration, at: SourceLoc) -> GroupBy:
+        """Groups that end when they have been quiet: sessions."""
+        if self._window is not None:
+            raise BadArgument("ttl is for groups without a window", at=at, step="agg", found=f"ttl={ttl!r}",
+                              hint="a window is forgotten when it closes")
+        name, scope = _event_time(self._op, "agg", at), Scope(self._op.schema, "agg", at)
+        check_distinct([*(key.name for key in self._keys), *_WINDOW_COLUMNS], scope)
+        units = in_units(span(ttl, "ttl", at), self._op.schema[name].dtype, "ttl", name, at)
+        if units < 2:
+            raise BadDuration("ttl is too short", at=at, found=repr(ttl), hint=f"at least 2 units of {name}")
+        return GroupBy(self._op, self._keys, ttl_window(column(name, scope), units), self._wrap)
 
     def process(self, cls: ProcessClass | type, *, ttl: str | timedelta | int | None = None) -> Flow:
         """The rows that a class yields, whose typed fields are what it remembers of each key.
@@ -137,10 +161,8 @@ class GroupBy(ForeignNames):
         if self._window is not None:
             raise BadArgument("process takes no window", at=at, hint="group by keys only; the class has timers")
         schema = self._op.schema
-        time, scope = time_of(self._op), Scope(schema, "process", at)
-        if ttl is not None and not time:
-            raise BadArgument("ttl is in event time, and the flow has none", at=at, step="process",
-                              hint="with_watermark(column, delay) before group_by")
+        time = time_of(self._op) if ttl is None else _event_time(self._op, "process", at)
+        scope = Scope(schema, "process", at)
         units = 0 if ttl is None else in_units(span(ttl, "ttl", at), schema[time].dtype, "ttl", time, at)
         with ShortTraceback():
             body = (cls if isinstance(cls, ProcessClass) else process(cls)).over(schema, time, units)
@@ -247,6 +269,15 @@ class GroupBy(ForeignNames):
         column(name, scope)
         raise BadArgument(f"{name!r} is neither a key nor in an aggregate", at=scope.at, keys=", ".join(keys) or "none",
                           hint=f"a group has many values of it: write col({name!r}).sum(), .max() or .first()")
+
+
+def _event_time(op: Op, step: str, at: SourceLoc) -> str:
+    """The column of event time, by which keys are forgotten."""
+    time = time_of(op)
+    if not time:
+        raise BadArgument("ttl is in event time, and the flow has none", at=at, step=step,
+                          hint="with_watermark(column, delay) before group_by")
+    return time
 
 
 def _named(name: str | None, item: object, scope: Scope) -> tuple[str, Expr | Agg]:

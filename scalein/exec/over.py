@@ -240,10 +240,11 @@ class _Frames:
                 return from_numpy(rows.by_row(steps - steps[rows.starts] + 1))
             case "lag" | "lead":
                 return self._shifted(agg)
-            case "spaced":
+            case "spaced" | "after_quiet":
                 (apart,) = agg.params
                 assert isinstance(apart, int)
-                return from_numpy(spaced(rows.places, rows.row_bits, self._times_of(), apart, self._options))
+                return from_numpy(spaced(rows.places, rows.row_bits, self._times_of(), apart, agg.fn == "after_quiet",
+                                         self._options))
         if call.frame.rows is not None and call.frame.rows >= self._count:
             call = replace(call, frame=Frame())
         arg = agg.args[0] if agg.args else None

@@ -7,8 +7,8 @@ back; in slot 0 how many rows there were, and what running aggregates have come 
 combined with. Frames in time have the rows of that time in a buffer, all of which are looked at when time advances.
 
 Rows of windows (`group_by(..., window).top_k`) are computed when their window closes, and leave nothing. `distinct`
-within a time remembers when a key last came, and forgets it once that is too long ago: hints in the order of time say
-which keys to look at.
+within a time remembers when a key was last kept, with `ttl` when it last came, and forgets it once that is too long
+ago: hints in the order of time say which keys to look at.
 
 What must wait for the end of the input (`lead`, other orders, whole partitions) is `Blocking`.
 """
@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from scalein.arrow_rows import as_integers, as_numpy, filtered, from_numpy, taken
 from scalein.dtypes import I64, Field, Schema
-from scalein.exec.event_time_rows import EventTimeRows
+from scalein.exec.event_time_rows import EventTimeRows, in_time_order
 from scalein.exec.fragments import Fragment, placeholder
 from scalein.exec.local_state import backend_of
 from scalein.exec.operator import (
@@ -284,14 +284,14 @@ class _Remembering(_EventTimeOver):
 
 
 class SpacedOver(_Remembering):
-    """When each key last came."""
+    """When each key last came, or was last kept."""
 
     def __init__(self, fragment: Fragment, context: Context, state: Json, emit: str = "final") -> None:
         super().__init__(fragment, context, state, emit)
         (call,) = self._op.calls
         (within,) = call.agg.params
         assert isinstance(within, int)
-        self._within = within
+        self._within, self._is_from_any = within, call.agg.fn == "after_quiet"
         arrow = self._schema.arrow
         self._given = pa.schema([arrow.field(name) for name in dict.fromkeys([*self._keys, self._op.time])])
         self._marks = self._runner_of(Schema.from_arrow(self._given), (call,))
@@ -337,10 +337,10 @@ class SpacedOver(_Remembering):
         both = pa.concat_batches([before, conformed(rows.select(self._given.names), self._given)])
         (call,) = self._op.calls
         marks = _one(pa.Table.from_batches(self._marks.run([both])), call.name).slice(before.num_rows)
-        kept = filtered(rows, marks)
+        kept = rows if self._is_from_any else filtered(rows, marks)
         if kept.num_rows:
-            self._add_hints(kept)
             last = self._last_of_keys(kept)
+            self._add_hints(in_time_order([last], self._op.time) if self._is_from_any else kept)
             numbers = as_integers(last.column(self._op.time))
             slots = from_numpy(np.zeros(last.num_rows, np.int64))
             self._records.put(pa.RecordBatch.from_arrays(

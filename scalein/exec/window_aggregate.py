@@ -44,12 +44,14 @@ from scalein.exec.operator import (
     executes,
 )
 from scalein.exec.running_aggregate import RunningAggregate
+from scalein.exec.session_changelog import SessionChangelog
 from scalein.exec.session_windows import BufferedSessions, PartialSessions
 from scalein.exec.window_close import WindowCloser
 from scalein.ir import ops
 from scalein.ir.partials import fits
 from scalein.ir.passes.aggregate_layout import aggregate_table
 from scalein.ir.physical import Node, Scan, identity
+from scalein.ir.windows import Session
 from scalein.state.row_buffer import BufferSegment
 from scalein.storage.checked_json import Json
 
@@ -68,7 +70,8 @@ def open_aggregate(fragment: Fragment, context: Context, state: Json, emit: str)
     assert isinstance(op, ops.Aggregate)
     if op.window is not None and op.window.is_session:
         if emit == "changes":
-            _refuse_session_changes(op)
+            _check_session_changes(op, context.holds_rows)
+            return SessionChangelog(fragment, context, root, state)
         return (BufferedSessions if context.holds_rows else PartialSessions)(fragment, context, root, state)
     if emit == "changes" and not fits(table):
         rows = backend_of(context).rows_by_key(fragment.before.schema.arrow, key_columns(op))
@@ -96,13 +99,26 @@ def _refuse_changes(op: ops.Aggregate) -> NoReturn:
                       hint='give emit="final"')
 
 
-def _refuse_session_changes(op: ops.Aggregate) -> NoReturn:
-    """A row may connect two sessions, whose results would have to be deleted: a session has no key by which it stays
-    known.
+def _check_session_changes(op: ops.Aggregate, holds_rows: bool) -> None:
+    """Changes of sessions follow event time, so what depends on the source's order would be another value; and each
+    session is a record of a fixed size.
     """
-    raise BadArgument('emit="changes" cannot follow session windows: a row may join two sessions into one, or begin '
-                      "one earlier, so no key identifies their results", at=op.at, found=str(op.window),
-                      hint='give emit="final"')
+    assert isinstance(op.window, Session)
+    what = "groups with ttl=" if op.window.is_ttl else "sessions"
+    for named in op.aggs:
+        table, at = aggregate_table((), None, (named,)), named.agg.at if named.agg.at.line else op.at
+        if not fits(table):
+            _refuse_changes(op)
+        if any(acc.needs_order for acc in table.accs):
+            raise BadArgument(f'emit="changes" takes the rows of {what} by event time, and {named.agg.fn} depends on '
+                              "the order of the source", at=at, found=named.name,
+                              hint='give emit="final", or take arg_min(time), arg_max(time)')
+        if table.has_heap or table.has_sides:
+            raise BadArgument(f'emit="changes" of {what} cannot follow {named.agg.fn} of text', at=at,
+                              found=named.name, hint='give emit="final"')
+    if holds_rows:
+        raise BadArgument(f'emit="changes" of {what} cannot follow so many aggregates', at=op.at,
+                          found=str(len(op.aggs)), hint='give emit="final", or several flows')
 
 
 class WindowedAggregate(WindowCloser, Partial):

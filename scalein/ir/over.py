@@ -112,8 +112,17 @@ class Spaced(WindowFunction):
         return Agg(self.name, args, BOOL, False, agg.params, agg.at)
 
 
-WINDOW_FUNCTIONS: dict[str, WindowFunction] = {
-    function.name: function for function in (RowNumber(), Rank(), DenseRank(), Lag(), Lead(), Spaced())}
+class AfterQuiet(Spaced):
+    """Whether a row is the first of its partition, or so much later than the row before it: the rows that
+    `distinct(ttl=)` keeps.
+    """
+
+    name = "after_quiet"
+
+
+SPACING = (Spaced.name, AfterQuiet.name)  # they compare times of event time
+WINDOW_FUNCTIONS: dict[str, WindowFunction] = {function.name: function for function in (
+    RowNumber(), Rank(), DenseRank(), Lag(), Lead(), Spaced(), AfterQuiet())}
 
 
 def typed_call(agg: Agg, args: Args, where: Expr | None) -> Agg:

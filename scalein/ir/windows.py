@@ -272,9 +272,11 @@ class Session(Window):
 
     It is final once the watermark is after last + gap: a row exactly a gap later still joins. Rows may be sessions
     themselves, or parts of some: then `end` is where theirs end. No slices are shared, and no anchor is known.
+    Groups that are forgotten after some time without a row are such sessions: `is_ttl` is how they are shown.
     """
 
     end: Expr | None = None
+    is_ttl: bool = False
 
     @property
     def gap(self) -> int:
@@ -330,11 +332,18 @@ class Session(Window):
 
     def __str__(self) -> str:
         """`session(t, gap=30s)`."""
+        if self.is_ttl:
+            return f"ttl={self._span(self.gap + 1)} of {show_expr(self.time)}"
         return f"session({show_expr(self.time)}, gap={self._span(self.gap)})"
 
 
 def session(time: Expr, gap: int, end: Expr | None = None) -> Session:
     return Session(time, gap, gap, end=end)
+
+
+def ttl_window(time: Expr, ttl: int) -> Session:
+    """The life of a group that is forgotten after `ttl` without a row; one that comes exactly then is another's."""
+    return Session(time, ttl - 1, ttl - 1, is_ttl=True)
 
 
 def _holds(fn: str, left: Expr, right: Expr) -> Expr:

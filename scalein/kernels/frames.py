@@ -86,11 +86,12 @@ def aggregate(what: str, frame: str, until: str, places: np.ndarray, row_bits: i
     return (out.reshape(-1, 2) if what == "bounds" else out), there
 
 
-def spaced(places: np.ndarray, row_bits: int, times: np.ndarray, width: int, options: Options) -> np.ndarray:
+def spaced(places: np.ndarray, row_bits: int, times: np.ndarray, width: int, from_any: bool,
+           options: Options) -> np.ndarray:
     """By row, whether it is the first of its partition, or so much later than the last one before it for which that
-    is true; `times` are by place, and ascending in a partition.
+    is true, or `from_any`: than the one before it. `times` are by place, and ascending in a partition.
     """
-    compiled = load_lowered("spaced", _lower_spaced, options)
+    compiled = load_lowered(f"spaced {from_any}", partial(_lower_spaced, from_any), options)
     frame = compiled.kernel.frame.new()
     frame["count"], frame["bits"], frame["mask"], frame["width"] = len(places), row_bits, (1 << row_bits) - 1, width
     out = allocate(len(places))[: len(places)]
@@ -101,10 +102,10 @@ def spaced(places: np.ndarray, row_bits: int, times: np.ndarray, width: int, opt
     return out.view(bool)
 
 
-def _lower_spaced(target: Target) -> Lowered:
+def _lower_spaced(from_any: bool, target: Target) -> Lowered:
     from scalein.llvm_backend.frames import lower_spaced
 
-    return lower_spaced()
+    return lower_spaced(from_any)
 
 
 def _lower_partition(from_keys: bool, has_rows: bool, target: Target) -> Lowered:

@@ -69,9 +69,9 @@ def lower_partition(from_keys: bool, has_rows: bool) -> Lowered:
     return _finished(f)
 
 
-def lower_spaced() -> Lowered:
+def lower_spaced(from_any: bool) -> Lowered:
     """The kernel that marks rows at `out`: the first of each partition, and each that is at least `width` later, by the
-    `times` of places, than the last one before it that is marked.
+    `times` of places, than the last one before it that is marked, or `from_any`: than the one before it.
     """
     f = Fn("spaced")
     b = f.b
@@ -83,7 +83,7 @@ def lower_spaced() -> Lowered:
         is_first = b.icmp_unsigned("!=", own, partition.get())
         is_marked = b.or_(is_first, b.icmp_unsigned(">=", b.sub(now, last.get()), f.slot("width")))
         partition.set(own)
-        last.set(b.select(is_marked, now, last.get()))
+        last.set(now if from_any else b.select(is_marked, now, last.get()))
         f.store(b.zext(is_marked, I8), out, b.and_(place, f.slot("mask")))
     return _finished(f)
 

@@ -19,6 +19,7 @@ SCHEMA = pa.schema({"k": pa.string(), "g": pa.int16(), "x": pa.int64(), "f": pa.
                     "tags": pa.list_(pa.string())})  # fmt: skip
 NAMES = pa.table({"k": ["a", "b", "c", "c"], "name": ["Anna", "Bert", "Cleo", "Clio"], "weight": [1, 2, 3, 4]})
 AGGS = {"n": si.count(), "total": col("x").sum(), "m": col("f").mean(), "lo": col("x").min(), "word": col("k").max()}
+NUMBERS = {name: agg for name, agg in AGGS.items() if name != "word"}
 LARGE = {"u": col("x").n_unique(), "q": col("x").quantile(0.5), "v": col("x").var()}
 
 
@@ -122,11 +123,14 @@ SHAPES = [
     Shape("cumulating windows", lambda s: s.group_by("g", CUMULATING).agg(**AGGS), ("g", *WINDOW)),
     Shape("cumulating windows: `n_unique`, `quantile`, `var`", lambda s: s.group_by("g", CUMULATING).agg(**LARGE),
           ("g", *WINDOW)),
-    Shape("sessions", lambda s: s.group_by("g", si.session("t", gap="25ms")).agg(**AGGS), ("g", *WINDOW)),
+    Shape("sessions", lambda s: s.group_by("g", si.session("t", gap="25ms")).agg(**NUMBERS), ("g", "window_start")),
+    Shape("sessions: text", lambda s: s.group_by("g", si.session("t", gap="25ms")).agg(**AGGS), ("g", *WINDOW)),
     Shape("sessions: `@si.udaf`", lambda s: s.filter(col("x") > 0).group_by(si.session("t", gap="9ms")).agg(
-        m=Mean(col("f")), n=si.count()), WINDOW),
+        m=Mean(col("f")), n=si.count()), WINDOW[:1]),
     Shape("sessions: `n_unique`, `quantile`, `var`", lambda s: s.group_by("k", si.session("t", gap="60ms")).agg(
         **LARGE), ("k", *WINDOW)),
+    Shape("`group_by`, forgotten with `ttl=`", lambda s: s.group_by("k").agg(
+        since=col("t").min(), **NUMBERS, ttl="25ms"), ("k", "since")),
     Shape("windows of sessions", lambda s: s.group_by("k", si.session("t", gap="15ms")).agg(n=si.count()).group_by(
         si.tumbling("window_start", "60ms")).agg(most=col("n").max(), groups=si.count()), WINDOW),
     Shape("`over`: frames of a time", lambda s: s.select("k", "x", "t", near=si.count().over(
@@ -136,6 +140,7 @@ SHAPES = [
         2, by=["x", "t"])),
     Shape("`top_k` of groups", lambda s: s.select("g", "x", "t").group_by("g").top_k(2, by=["x", "t"])),
     Shape("`distinct` within a time", lambda s: s.select("k", "t").distinct("k", within="50ms")),
+    Shape("`distinct`, forgotten with `ttl=`", lambda s: s.select("k", "t").distinct("k", ttl="12ms")),
     Shape("`filter` of windows", lambda s: s.filter(col("x") > 0).group_by("k", TUMBLING).agg(n=si.count()).filter(
         col("n") > 1), ("k", *WINDOW)),
     Shape("windows of a union", lambda s: s.select("k", "t").union(s.select("k", t=col("t"))).group_by(

@@ -216,6 +216,8 @@ class Relations:
             return args[other][0] if 0 <= other < len(args) else None
         if call.agg.fn == "row_number":
             return at + 1
+        if call.agg.fn == "after_quiet":
+            return at == 0 or _number(order[at][0][1]) - _number(order[at - 1][0][1]) >= call.agg.params[0]
         if call.agg.fn == "spaced":
             last = None
             for place in order[: at + 1]:

@@ -14,7 +14,7 @@ from scalein.ir.functions.registry import has_host
 from scalein.ir.ops.base import Op, Unary
 from scalein.ir.ops.order import By
 from scalein.ir.ops.predicates import is_same_within_group
-from scalein.ir.over import OverCall
+from scalein.ir.over import SPACING, OverCall
 from scalein.ir.physical import Node, Pipeline, identity
 from scalein.ir.printer import show_agg, show_expr
 
@@ -67,7 +67,7 @@ class Over(Unary):
             return ""
         if any(isinstance(key, Col) and key.name == self.time for key in self.keys):
             return WINDOWED
-        if any(call.agg.fn == "spaced" for call in self.calls):
+        if any(call.agg.fn in SPACING for call in self.calls):
             return SPACED
         is_known = all(map(_can_stream, self.calls)) and (self.length is None or not self.reach)
         types = [type_of(expr) for expr, _ in self.exprs()]
