@@ -36,6 +36,7 @@ class ChangelogAggregate(Partial):
         self._combiner = Combiner(self._two, context.options)
         slices = None if self._window is None else "window_start"
         self._table = backend_of(context).table(self._two.keys.arrow, self._two.values.arrow, slices, self._combiner)
+        self.never_forgotten = 0 if self._window is None else None
         self._slides = self._window is not None and not self._window.is_tumbling
         self._apart = (FragmentRunner(fragment.op, context, Program(self._two.combine), by_row=False)
                        if self._slides else None)
@@ -60,6 +61,8 @@ class ChangelogAggregate(Partial):
         """Merge partial groups into the table; what that changed."""
         # If every group has exactly one result, the previous one is not needed.
         change = self._table.merge_and_get(partials, gets_before=not self._changes.is_one_to_one)
+        if self.never_forgotten is not None:
+            self.never_forgotten += len(change.existed) - int(change.existed.sum())
         if self._changes.is_one_to_one and (results := self._results(change)) is not None:
             return self._changes.of_rows(results, change.existed)
         return self._changes.between(change.now if change.before is None else change.before, change.now,

@@ -36,6 +36,7 @@ class Distinct(Stateless):
         self._fresh = FragmentRunner(fragment.state, context)
         self._may_repeat = context.failed is not None  # without rows that fail, the parts of a batch run one by one
         self.reads = reads(self._fresh.program.node)
+        self.never_forgotten = 0
         schema = fragment.state.schema.arrow
         self._seen = backend_of(context).key_set(pa.schema([schema.field(name) for name in self._keys]))
         self.restore(state)
@@ -50,8 +51,9 @@ class Distinct(Stateless):
         fresh = [batch for batch in self._fresh.run(batches) if batch.num_rows]
         if len(fresh) > 1 and not self._may_repeat:
             fresh = [pa.concat_batches(fresh)]
-        return self._runner.run([filtered(rows, from_numpy(self._seen.insert(rows.select(self._keys))))
-                                 for rows in fresh])
+        new = [filtered(rows, from_numpy(self._seen.insert(rows.select(self._keys)))) for rows in fresh]
+        self.never_forgotten += sum(rows.num_rows for rows in new)
+        return self._runner.run(new)
 
     @property
     def state_bytes(self) -> int:

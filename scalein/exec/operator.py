@@ -130,6 +130,15 @@ class StatefulOperator(Operator, Protocol):
     def restore(self, state: Json) -> None: ...
 
 
+@runtime_checkable
+class Growing(Operator, Protocol):
+    """An operator whose state may grow with every row."""
+
+    @property
+    def never_forgotten(self) -> int | None:
+        """The keys or rows that its state has taken in, in this run; None if time makes it forget them."""
+
+
 class FragmentRunner:
     """A program over batches. With `by_row`, results of a row do not depend on other rows, so a failing row can be left
     out. Otherwise an error ends the job: halves of a batch would give other groups, or another order.

@@ -365,6 +365,9 @@ class TimedOver(_Remembering):
         op = fragment.state
         assert isinstance(op, ops.Over)
         self._reach = op.reach  # rows
+        # Where all frames are of a time, the buffer has their rows, and there is nothing else to remember.
+        remembers = self._reach > 0 or any(call.is_running for call in op.calls)
+        self.never_forgotten = 0 if remembers else None
         self._length = op.length  # of time
         super().__init__(fragment, context, state, emit)
         calls = self._calls()
@@ -411,10 +414,13 @@ class TimedOver(_Remembering):
         return found
 
     def _computed(self, rows: pa.RecordBatch) -> list[pa.Array]:
-        known = self._remembered(rows, self._reach)
-        is_meta = np.asarray(known.column(SLOT)) == 0
-        found = self._near_values(rows, filtered(known, from_numpy(~is_meta)))
-        found |= self._running_values(rows, filtered(known, from_numpy(is_meta)))
+        if self.never_forgotten is None:
+            found = self._near_values(rows, rows.slice(0, 0))
+        else:
+            known = self._remembered(rows, self._reach)
+            is_meta = np.asarray(known.column(SLOT)) == 0
+            found = self._near_values(rows, filtered(known, from_numpy(~is_meta)))
+            found |= self._running_values(rows, filtered(known, from_numpy(is_meta)))
         if self._length is not None:
             self._add_hints(rows)
         return [found[call.name] for call in self._op.calls]
@@ -445,6 +451,7 @@ class TimedOver(_Remembering):
         number = before + place - has_meta  # of the row among those of its key, from 1 on
         values = {call.name: _combined(call, columns[call.name], was[_carried(call)], before, has_meta)
                   for call in self._running}
+        self.never_forgotten = (self.never_forgotten or 0) + int((number == 1).sum())
         self._put(rows, number, size - place, values)
         return values
 

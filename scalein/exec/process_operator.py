@@ -107,6 +107,8 @@ class ProcessOperator(Stateless):
         self._times = None if self._node.time is None else node_times(self._node)
         self._factor = class_units(op)
         self._latest, self._live_count = NO_LATEST, 0
+        self._loaded = 0  # records in the table that were there before
+        self._evicted_new = 0  # keys of this run that are not in the table any more
         self._is_resident = True
         self._known_due = np.empty(0, np.int64)  # of records, when they were loaded
         self.restore(state)
@@ -211,7 +213,9 @@ class ProcessOperator(Stateless):
     def _load(self, keys: pa.RecordBatch) -> None:
         """Records of keys, which may come several times, into the empty table."""
         for rows in self._distinct.run([keys]):
-            self._states.load(self._records.get(rows))
+            found = self._records.get(rows)
+            self._loaded += found.num_rows
+            self._states.load(found)
         if self._hints is not None:
             self._known_due = self._states.due_times
 
@@ -225,6 +229,8 @@ class ProcessOperator(Stateless):
         self._store_changes()
         if self._hints is not None:
             self._add_hints()
+        self._evicted_new += self._states.count - self._loaded
+        self._loaded = 0
         self._states.clear()
 
     def _store_changes(self) -> None:
@@ -274,6 +280,10 @@ class ProcessOperator(Stateless):
         return self._context.has_checkpoints or self._context.state is not None
 
     @property
+    def never_forgotten(self) -> int | None:
+        return None if self._op.body.ttl else self._evicted_new + self._states.count - self._loaded
+
+    @property
     def state_bytes(self) -> int:
         buffered = sum(each.memory_bytes for each in (self._rows, self._hints) if each is not None)
         return self._states.bytes + self._records.memory_bytes + buffered
@@ -281,7 +291,7 @@ class ProcessOperator(Stateless):
     def restore(self, state: Json) -> None:
         about = {} if state is None else as_map(state)
         self._latest = as_int(about["latest"]) if about else NO_LATEST
-        self._live_count = 0
+        self._live_count = self._loaded = self._evicted_new = 0
         self._known_due = np.empty(0, np.int64)
         self._states.clear()
         self._records.restore(state)
@@ -295,6 +305,7 @@ class ProcessOperator(Stateless):
             return
         if self._is_resident:
             for records in self._records.scan():
+                self._loaded += records.num_rows
                 self._states.load(records)
             if self._hints is not None:
                 self._hints.drop(NEVER)

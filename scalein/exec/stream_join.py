@@ -152,6 +152,7 @@ class StreamJoin(Stateless):
         self._asof = _Probe(join) if self._is_asof else None
         self._compacted_rows = 0
         self.peak_state_rows = 0
+        self._taken_in = 0  # rows
         self._due = -FOREVER - 1
         self._advanced: int | None = None  # the watermark that was announced last
         if state is not None:
@@ -179,6 +180,10 @@ class StreamJoin(Stateless):
     def state_rows(self) -> int:
         """Rows that are retained."""
         return sum(side.rows.rows for side in self._sides)
+
+    @property
+    def never_forgotten(self) -> int | None:
+        return None if self._is_timed else self._taken_in
 
     def promise(self, watermark: int) -> int | None:
         """Times of either side in rows to come: a pair may have one that was retained."""
@@ -224,6 +229,7 @@ class StreamJoin(Stateless):
                 for segment in other.overlapping(*self._range(number, first, last)):
                     yield from self._run(other.program(segment, self._pairs[number], side, [rows], options), [rows])
             side.rows.add(conformed(rows, side.schema), first, last)
+            self._taken_in += rows.num_rows
             self.peak_state_rows = max(self.peak_state_rows, self.state_rows)
 
     def _run(self, program: Program, batches: Batches) -> Batches:

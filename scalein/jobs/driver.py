@@ -194,6 +194,7 @@ class Driver:
                 is_any_idle = any(not reader.has_ended for reader in idle)
                 self._write(self.graph.run(deliveries, (lambda: []) if is_any_idle else partial(self._more, now)))
                 self._warn_of_outliers()
+                self._warn_of_growth()
                 end, rows = time.monotonic(), [delivery.batch.num_rows for delivery in deliveries]
                 self.metrics.latency.add([end - delivery.arrival_s for delivery in deliveries], rows)
                 self.metrics.busy_s += end - now
@@ -266,6 +267,10 @@ class Driver:
         if not self._has_warned_of_outliers and (text := self.graph.outlier_warning) is not None:
             self._has_warned_of_outliers = True
             warn(text, self._plan.at)
+
+    def _warn_of_growth(self) -> None:
+        for text, at in self.graph.growth_warnings(time.time() - self.metrics.began):
+            warn(text, at if at.line else self._plan.at)
 
     def _failed(self, letters: pa.RecordBatch) -> None:
         self.metrics.failed_rows += letters.num_rows

@@ -27,7 +27,7 @@ from scalein.exec.compatibility import check_emit, described, signature
 from scalein.exec.event_time import extent, extents, least
 from scalein.exec.evolution import folder_name, remove_unnamed, resume, states_by_folder
 from scalein.exec.fragments import Fragment, SourceEdge
-from scalein.exec.operator import Context, Morsel, Operator, SnapshotFuture, open_operator
+from scalein.exec.operator import Context, Growing, Morsel, Operator, SnapshotFuture, open_operator
 from scalein.exec.operator_metrics import OperatorMetrics
 from scalein.exec.rounds import Node, Result, Rounds, Timeline
 from scalein.exec.scan_predicates import row_groups_skipped
@@ -40,6 +40,7 @@ from scalein.jobs.metrics import Metrics
 from scalein.jobs.recovery import event_time_of, label, restored_positions, restored_watermark, state_numbers
 from scalein.jobs.source_inputs import SourceInput, source_input_of
 from scalein.jobs.source_readers import Reader, SourceBatch
+from scalein.jobs.state_growth import StateGrowth, growth_warning
 from scalein.options import Options
 from scalein.storage.checked_json import Json
 
@@ -408,6 +409,21 @@ class JobGraph:
         """The warning of a batch with many outliers, if there was one in this run."""
         return next((clock.warning for source in self._inputs for clock in source.clocks.values()
                      if clock.warning is not None), None)
+
+    def growth_warnings(self, elapsed_s: float) -> Iterator[tuple[str, SourceLoc]]:
+        """Of operators whose state turns out to grow without bound, once each, and where they are."""
+        for fragment, node, growth in self._growing:
+            assert fragment.state is not None
+            text = growth_warning(fragment.state, node.operator, growth, node.metrics.rows_in, elapsed_s)
+            if text is not None:
+                yield text, fragment.state.at
+
+    @cached_property
+    def _growing(self) -> list[tuple[Fragment, Node, StateGrowth]]:
+        """The operators whose state may grow with every row, if the job does not end by itself."""
+        nodes = [] if self.is_bounded else self._rounds.nodes
+        return [(fragment, node, StateGrowth()) for fragment, node in zip(self._fragments, nodes, strict=False)
+                if isinstance(node.operator, Growing)]
 
     @property
     def row_groups_skipped(self) -> int:

@@ -8,6 +8,7 @@ A fragment (`exec/fragments.py`) is a chain of row-wise ops around at most one t
                                         that they read are shuffled, row by row
     top        map  ->  combine, final  the first rows of an order: those of each task are shuffled to one target
     process    map  ->  processed       the columns that the class reads, row by row; of a stream to an operator
+    over       map  ->  final           rows with their keys, to be computed over those with the same
     distinct   map  ->  an operator     of a stream: rows with keys that a task has not seen yet
 
 Where there are nearly as many partial groups as rows, making them only costs time: `map` may then send rows instead for
@@ -41,6 +42,7 @@ from scalein.exec.scan_predicates import conditions_of
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Col, Expr, Named, type_of
+from scalein.ir.internal_names import internal
 from scalein.ir.partials import TwoPhase, fits, two_phase
 from scalein.ir.physical import Node, Pipeline, Process, Scan, WindowAggregate, identity, walk_nodes
 from scalein.ir.process import NEVER
@@ -79,9 +81,11 @@ def refuse_order(op: ops.Op) -> None:
         case ops.Process() if not op.time:
             raise BadArgument(f"process {why}", at=op.at,
                               hint="with_watermark(column, delay) before it: then rows come in the order of event time")
-        case ops.Over():
-            raise BadArgument("what is computed over other rows (over, top_k of groups, count windows, distinct within "
-                              "a time) does not run on Spark yet", at=op.at, hint="collect it, or run it in a job")
+        case ops.Over() if not op.by:
+            for call in op.calls:
+                instead = AGGREGATES[call.agg.fn].without_order if call.frame.is_whole else "order_by="
+                if instead:
+                    raise BadArgument(f"{call.agg.fn} over other rows {why}", at=op.at, hint=f"use {instead}")
         case ops.Limit():
             raise BadArgument(f"limit {why}", at=op.at, hint="sort before it, or use top_k(k, by)")
         case ops.Distinct() if set(op.keys) != set(op.schema.names):
@@ -90,7 +94,7 @@ def refuse_order(op: ops.Op) -> None:
 
 
 class MapReduce:
-    """The map and the reduce side of a fragment; `kind` is rowwise, partials, rows, top or distinct.
+    """The map and the reduce side of a fragment; `kind` is rowwise, partials, rows, top, distinct, process or over.
 
     The rows of a stream have the order of arrival (`by_arrival`), those of a DataFrame have none.
     """
@@ -98,8 +102,14 @@ class MapReduce:
     def __init__(self, fragment: Fragment, by_arrival: bool = False) -> None:
         state = fragment.state
         self._by_arrival = by_arrival
+        if by_arrival and isinstance(state, ops.Over):
+            raise BadArgument("what is computed over other rows (over, top_k of groups, count windows, distinct within "
+                              "a time) does not run in a stream on Spark yet", at=state.at,
+                              hint="apply it to bounded data, or run it in a job")
         if state is not None and not (by_arrival and isinstance(state, ops.Distinct)):
             refuse_order(state)
+        if isinstance(state, ops.Over):
+            fragment = _with_key_columns(fragment, state)
         if isinstance(state, ops.Distinct):
             keys = tuple(item for item in identity(state.schema) if item.name in state.keys)
             ordered: ops.Op = replace(state, keys=tuple(key.name for key in keys))  # state is sorted by their hash
@@ -119,6 +129,8 @@ class MapReduce:
                 self.kind = "distinct"
             case ops.Process():
                 self.kind = "process"
+            case ops.Over():
+                self.kind = "over"
             case ops.Aggregate():
                 table = aggregate_node(self._root).table
                 self.kind = "partials" if fits(table) and not table.needs_two_passes else "rows"
@@ -130,7 +142,7 @@ class MapReduce:
     def reduce_only(self) -> MapReduce:
         """The same for `final` alone: reduce tasks do not need the tables of joins before the shuffle."""
         state = self.state
-        assert isinstance(state, ops.Aggregate | ops.Sort | ops.Process)
+        assert isinstance(state, ops.Aggregate | ops.Sort | ops.Process | ops.Over)
         reduced = replace(state, input=_without_tables(state.input))
         return MapReduce(Fragment(over(self.fragment.op, state, reduced), self.fragment.input, reduced))
 
@@ -145,6 +157,9 @@ class MapReduce:
                 return pa.schema([self._two_phase.partial.schema.arrow.field(name) for name in names])
             case "rows" | "process":
                 return self._shuffled_rows.schema.arrow
+            case "over":
+                assert isinstance(self.state, ops.Over)
+                return self.state.input.schema.arrow
             case "top" | "distinct":
                 assert self.state is not None
                 return self.state.schema.arrow
@@ -156,6 +171,8 @@ class MapReduce:
         """The columns of `shuffle_schema` by which rows meet; none if all rows must meet, or none need to."""
         if isinstance(self.state, ops.Distinct):
             return tuple(self.state.keys)
+        if isinstance(self.state, ops.Over):
+            return tuple(key.name for key in self.state.keys if isinstance(key, Col))
         if isinstance(self.state, ops.Process):
             return self.row_keys
         if not isinstance(self.state, ops.Aggregate):
@@ -181,7 +198,7 @@ class MapReduce:
     @cached_property
     def source_keys(self) -> tuple[str, ...] | None:
         """The columns of the input that are the keys; None if keys are computed, or there are none."""
-        if not self.keys or isinstance(self.state, ops.Process):
+        if not self.keys or isinstance(self.state, ops.Process | ops.Over):
             return None
         if isinstance(self.state, ops.Distinct):
             path = stream_path(self.state.input, self.fragment.input)
@@ -325,6 +342,9 @@ class MapReduce:
                 return Program(self._two_phase.partial)
             case "rows" | "process":
                 return self._map_rows
+            case "over":
+                assert isinstance(self.state, ops.Over)
+                return Program(compile_flow(self.state.input))
             case "top" | "distinct":
                 assert self.state is not None
                 return Program(compile_flow(self.state))
@@ -419,6 +439,18 @@ class MapReduce:
         """The expressions that the op with state reads, row by row."""
         assert self.state is not None
         return ops.Project(self.state.inputs[0], tuple(Named(name, expr) for expr, name in self.shuffle_names.items()))
+
+
+def _with_key_columns(fragment: Fragment, state: ops.Over) -> Fragment:
+    """The fragment with keys that are columns: rows meet by these."""
+    made = {key: Named(internal(f"key{k}"), key) for k, key in enumerate(state.keys) if not isinstance(key, Col)}
+    if not made:
+        return fragment
+    keys = tuple(key if isinstance(key, Col) else Col(made[key].name, type_of(key), key.nullable) for key in state.keys)
+    before = ops.Project(state.input, (*identity(state.input.schema), *made.values()), at=state.at)
+    keyed = replace(state, input=before, keys=keys)
+    return Fragment(over(fragment.op, state, ops.Project(keyed, tuple(identity(state.schema)), at=state.at)),
+                    fragment.input, keyed, fragment.consumers)
 
 
 def _without_tables(op: ops.Op) -> ops.Op:

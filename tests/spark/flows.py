@@ -132,6 +132,13 @@ FLOWS: dict[str, Callable[[Flow], Flow]] = {
     "watermark": lambda f: f.with_watermark("t", "1s").filter(col("i") > 0).group_by("k", si.tumbling("t", "5m")).agg(
         n=si.count()),
     "integers": lambda f: f.group_by(si.sliding("n", 300, every=100)).agg(n_=si.count(), s=col("i").sum()),
+    # other rows
+    "over": lambda f: f.select("n", s=col("i").sum().over(col("s").str.upper(), order_by="n", rows=3), before=col(
+        "x").lag(2).over(col("s").str.upper(), order_by="n")).filter(col("n") % 2 == 0),
+    "overs": lambda f: f.select("n", r=si.rank().over("k", order_by=["d", "b"]), m=col("x").max().over("s"),
+                                number=si.row_number().over(order_by="n")),
+    "top_of_groups": lambda f: f.with_watermark("t", "1s").group_by("s", si.tumbling("t", "2m")).top_k(2, ["x", "n"]),
+    "distinct_within": lambda f: f.with_watermark("n", 10).select("k", "n").distinct("k", within=25),
     # chained
     "chained": lambda f: f.group_by("k", "s").agg(n=si.count()).group_by("s").agg(
         m=col("n").max(), c=si.count()).group_by().agg(t=col("m").sum(), u=col("c").n_unique()),

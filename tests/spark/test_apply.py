@@ -61,7 +61,7 @@ def same(got: Any, want: pa.Table, ordered: bool = False) -> None:
 SOME = ("filter", "made_text", "structs", "text_key", "decimals", "udf",
         "map_batches", "explode_count", "join_left", "join_right",
         "join_outer", "join_group", "each", "keys", "unique", "distinct", "tumbling_zone", "window_rows", "chained",
-        "union_group", "sorted_then", "tumbling_expressions",
+        "union_group", "sorted_then", "overs", "tumbling_expressions",
         "empty_all")  # fmt: skip
 SOME_ORDERED = ("sort_nulls_last", "top_groups")
 SOME_SQL = ("nan_filter", "made_text", "rowwise", "text_key", "join_anti", "all", "each", "float_key", "sliding")

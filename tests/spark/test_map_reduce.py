@@ -33,7 +33,7 @@ TABLE = rows(700)
 FRAGMENT_FLOWS = ("filter", "rowwise", "text_key", "join", "explode",
                   "join_group", "all", "each", "keys", "float_key", "unique", "best",
                   "spread", "picked", "unique_all", "distinct", "tumbling_zone", "sliding", "window_rows", "integers",
-                  "session", "session_rows",
+                  "session", "session_rows", "over", "top_of_groups", "distinct_within",
                   "empty_all", "top_k", "sort_limit", "pairs", "expressions", "expressions_all", "expressions_unique",
                   "tumbling_expressions")  # fmt: skip
 
@@ -158,6 +158,17 @@ def test_limit_is_refused() -> None:
     (fragment,) = fragments(cut(si.flow(TABLE.schema).limit(3).op))
     with pytest.raises(BadArgument, match="limit depends on the order"):
         MapReduce(fragment)
+
+
+def test_other_rows_without_an_order_are_refused() -> None:
+    flow = si.flow(TABLE.schema)
+    for q, why in ((flow.select(r=si.row_number().over("k")), "row_number over other rows depends on the order"),
+                   (flow.select(r=col("s").first().over("k")), "first over other rows depends on the order"),
+                   (flow.group_by("k", si.count_window(2)).agg(si.count()), "row_number over other rows")):
+        with pytest.raises(BadArgument, match=why):
+            MapReduce(fragments(cut(q.op))[0])
+    with pytest.raises(BadArgument, match="in a stream on Spark"):
+        MapReduce(fragments(cut(flow.select(r=si.row_number().over("k", order_by="n")).op))[0], by_arrival=True)
 
 
 # --- shuffle blocks
