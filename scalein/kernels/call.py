@@ -62,11 +62,12 @@ def call(compiled: Compiled, frame: FrameData) -> int:
 
 def _measured(compiled: Compiled, frame: FrameData, profile: Profile) -> int:
     first, written = frame["row"], frame.get("out.count", 0)
+    elsewhere_s: list[float] = []
     started = time.thread_time()  # a kernel never waits: what else runs on the machine does not count
-    status = enter(compiled.kernel, frame)
-    took = time.thread_time() - started
+    status = enter(compiled.kernel, frame, elsewhere_s)
+    here_s = time.thread_time() - started
     rows, frame.rows = frame.rows or frame["row"] - first, 0
-    profile.add_call(compiled, rows, took, frame.get("out.count", 0) - written)
+    profile.add_call(compiled, rows, here_s, sum(elsewhere_s), frame.get("out.count", 0) - written)
     return status
 
 
@@ -104,8 +105,8 @@ def _failure(compiled: Compiled, frame: FrameData) -> ComputeError:
 # that Ctrl-C and cancellation reach the caller, which sets the frame's `stop`: every loop checks it.
 
 
-def enter(kernel: Kernel, frame: FrameData) -> int:
-    """Call the kernel; returns its status."""
+def enter(kernel: Kernel, frame: FrameData, elsewhere_s: list[float] | None = None) -> int:
+    """Call the kernel; returns its status. What it took of the CPU in a thread of its own goes to `elsewhere_s`."""
     if "stop" not in frame:
         return kernel.call(frame.address)
     status: list[int] = []
@@ -113,6 +114,8 @@ def enter(kernel: Kernel, frame: FrameData) -> int:
 
     def run() -> None:
         status.append(kernel.call(frame.address))
+        if elsewhere_s is not None:
+            elsewhere_s.append(time.thread_time())  # all that the thread has done
         done.set()
 
     threading.Thread(target=run, name="scalein-udf", daemon=True).start()

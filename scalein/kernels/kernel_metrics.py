@@ -7,6 +7,7 @@ an operator are thread-local to the thread that runs it, which passes them to it
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -148,26 +149,32 @@ class Profile:
 
     kernels: dict[int, KernelMetrics] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    elsewhere_s: float = 0.0  # of the kernels' time, in threads of their own: loops of the user
 
     @property
     def seconds(self) -> float:
         """In all kernels, over all workers."""
         return sum(each.seconds for each in self.kernels.values())
 
+    def cpu_s(self) -> float:
+        """What this thread has taken of the CPU, and kernels in threads of their own: for differences."""
+        return time.thread_time() + self.elsewhere_s
+
     def add_kernel(self, stage: Stage, compiled: Compiled, seconds: float) -> None:
         """A kernel was requested; compiling it, reading it or finding it in memory took this long."""
         with self.lock:
             self.kernels.setdefault(id(compiled), KernelMetrics(stage, compiled)).load_seconds += seconds
 
-    def add_call(self, compiled: Compiled, rows: int, seconds: float, rows_out: int) -> None:
+    def add_call(self, compiled: Compiled, rows: int, here_s: float, elsewhere_s: float, rows_out: int) -> None:
         with self.lock:
+            self.elsewhere_s += elsewhere_s
             metrics = self.kernels.get(id(compiled))
             if metrics is None:  # a kernel that was requested before the profile began
                 assert compiled.stage is not None
                 metrics = self.kernels[id(compiled)] = KernelMetrics(compiled.stage, compiled)
             metrics.calls += 1
             metrics.rows += rows
-            metrics.seconds += seconds
+            metrics.seconds += here_s + elsewhere_s
             metrics.rows_out += rows_out
 
 

@@ -11,7 +11,6 @@ A sample is repeated to fill long rounds; times of a watermark's column go on fr
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -81,9 +80,9 @@ class _Graph(JobGraph):
     kernels: Profile
 
     def advance(self) -> Iterator[Result]:
-        started, before = time.thread_time(), self.kernels.seconds
+        started, before = self.kernels.cpu_s(), self.kernels.seconds
         yield from list(super().advance())
-        self.end_s += time.thread_time() - started - (self.kernels.seconds - before)
+        self.end_s += self.kernels.cpu_s() - started - (self.kernels.seconds - before)
 
 
 def profile(flow: Flow, sample: object = None, *, calibration: object = None, emit: str = "final") -> Model:
@@ -213,12 +212,12 @@ def _run(op: ops.Op, batch_rows: int, per_round: int, emit: str, at: SourceLoc) 
         try:
             readers = SourceReaders(graph.readers, None)
             while True:
-                started, kernels_s, end_s = time.thread_time(), kernels.seconds, graph.end_s
+                started, kernels_s, end_s = kernels.cpu_s(), kernels.seconds, graph.end_s
                 deliveries = readers.take(per_round * batch_rows, 0)
                 if not deliveries:
                     break
                 found.rows_out += sum(result.batch.num_rows for result in graph.run(deliveries))
-                whole_s = time.thread_time() - started
+                whole_s = kernels.cpu_s() - started
                 kernels_s, end_s = kernels.seconds - kernels_s, graph.end_s - end_s
                 rows = sum(each.batch.num_rows for each in deliveries)
                 calls = len(deliveries) if batch_rows >= SMALL_ROWS else -(-rows // COALESCED_ROWS)

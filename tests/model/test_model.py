@@ -266,6 +266,21 @@ def test_a_profile_of_a_flow() -> None:
     assert group.state_bytes >= 24
 
 
+@si.udf
+def rounds_of(x: float) -> float:
+    for _ in range(40):
+        x = x * 0.999 + 1.0 / (1.0 + x * x)
+    return x
+
+
+def test_loops_of_the_user_count() -> None:
+    """They run in a thread of their own, so that Ctrl-C ends them."""
+    flow, sample = si.flow({"x": pa.float64()}), pa.table({"x": np.random.default_rng(1).random(4_000)})
+    light, heavy = (si.model.profile(flow.group_by().agg(s=value.sum()), sample).predict(workers=1).max_rate
+                    for value in (col("x"), rounds_of(col("x"))))
+    assert heavy < light / 4
+
+
 def test_samples_of_bound_flows_and_of_several_inputs() -> None:
     q = si.from_arrow(EVENTS).group_by("name").agg(n=si.count())
     own, given = si.model.profile(q), si.model.profile(q, EVENTS.slice(0, 1_000))
