@@ -4,6 +4,7 @@
 `Network` answers what a graph of stages does under a load: the greatest rate, utilization, latency, the bottleneck.
 `forecast` continues a series of loads, with intervals, by the method that did best on the series itself.
 `autoscale` scales a running job by a model and the forecast of its load, or by a policy of others: `Reactive`, `DS2`.
+`Cluster` answers, on paper, how many machines a rate needs, what breaks first, and simulates failures and rescales.
 """
 
 from scalein.model.autoscale import (
@@ -18,6 +19,7 @@ from scalein.model.autoscale import (
     simulate,
 )
 from scalein.model.calibration import Calibration
+from scalein.model.cluster import Cluster, ClusterPrediction, ClusterRun, Footprint, Machine, Need
 from scalein.model.forecast import Forecast, forecast
 from scalein.model.model import Model
 from scalein.model.network import Network, NetworkPrediction, Stage, StagePrediction
@@ -28,9 +30,15 @@ __all__ = [
     "DS2",
     "Autoscaler",
     "Calibration",
+    "Cluster",
+    "ClusterPrediction",
+    "ClusterRun",
     "Decision",
+    "Footprint",
     "Forecast",
+    "Machine",
     "Model",
+    "Need",
     "Network",
     "NetworkPrediction",
     "Observation",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 import re
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,9 @@ def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch, request: pyt
     names: dict[str, Any] = {"__name__": "notebook"}
     with matplotlib.rc_context({"backend": "agg"}):
         for cell in code_cells(path):
-            exec(compile("".join(cell["source"]), f"{path.name}:{cell['id']}", "exec"), names)
+            source, place = "".join(cell["source"]), f"{path.name}:{cell['id']}"
+            linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)  # as IPython does
+            exec(compile(source, place, "exec"), names)
         matplotlib.pyplot.close("all")
 
 
