@@ -237,16 +237,17 @@ def check_spark_rows(folder: Path, views: pa.Table) -> None:
 
 def progress_lines(query: Any) -> Iterator[str]:
     """A line for each micro-batch; after batch SCALE_AFTER_BATCH the stream gets more partitions."""
-    last_batch = -1
+    shown = -1
     while True:
         is_over = query.await_termination(0.05)
-        progress = query.last_progress
-        if progress is not None and progress["batch_id"] != last_batch:
-            last_batch = progress["batch_id"]
+        for progress in query.recent_progress:
+            if progress["batch_id"] <= shown:
+                continue
+            shown = progress["batch_id"]
             yield (f"  batch {progress['batch_id']:>2}: {progress['rows_in']:>9,} events in "
                    f"{progress['duration_s']:.2f} s, {progress['partitions']} partitions, "
                    f"{progress['rows_out']:>3,} counts out, {progress['state_bytes'] / 1e3:,.0f} kB of state")
-            if last_batch == SCALE_AFTER_BATCH:
+            if shown == SCALE_AFTER_BATCH:
                 query.scale(SCALED_PARTITIONS)
                 yield f"  scaled from {PARTITIONS} to {SCALED_PARTITIONS} partitions; no state moved"
         if is_over:

@@ -8,11 +8,21 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 import scalein as si
-from scalein.cli.demo import FILES, count_views, make_campaigns, make_events, missing_for_spark, summarise
+from scalein.cli.demo import (
+    FILES,
+    SCALED_PARTITIONS,
+    count_views,
+    make_campaigns,
+    make_events,
+    missing_for_spark,
+    progress_lines,
+    summarise,
+)
 from scalein.cli.main import main
 from tests import oracle
 from tests.engines import COLLECTS, Collect
@@ -49,6 +59,27 @@ def test_prints_a_table_and_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(table) == 10
     assert len({len(line) for line in table}) == 1
     assert re.search(r"= [\d,.]+ million rows/s \([\d,.]+ GB/s\) with 1 worker$", lines[-1])
+
+
+def test_no_batch_is_missed_between_two_looks() -> None:
+    """As on a busy machine, whose first look comes after the stream's end."""
+    class Ended:
+        scaled = 0
+        recent_progress: ClassVar = [
+            {"batch_id": number, "rows_in": 10, "rows_out": 1, "duration_s": 0.1, "partitions": 2, "state_bytes": 0}
+            for number in range(FILES)]
+        last_progress = recent_progress[-1]
+
+        def await_termination(self, timeout: float) -> bool:
+            return True
+
+        def scale(self, partitions: int) -> None:
+            self.scaled = partitions
+
+    query = Ended()
+    lines = list(progress_lines(query))
+    assert [int(found[1]) for line in lines if (found := re.match(r"  batch +(\d+):", line))] == [*range(FILES)]
+    assert query.scaled == SCALED_PARTITIONS
 
 
 # Spark's daemon reports a Python worker whose JVM has ended while the worker waited for its next task.

@@ -19,6 +19,7 @@ from scalein.state.index_runs import IndexRun, IndexWriter
 from scalein.state.indexer import first_to_merge
 from scalein.state.sum_bounds import SumBounds
 from scalein.storage.local import LocalFileSystem
+from scalein.testing import until
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Pair
 
@@ -212,23 +213,21 @@ def test_index_files_are_merged_and_old_ones_removed(tmp_path: Path, monkeypatch
 
 
 def test_close_does_not_wait_for_an_index_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started, may_continue = threading.Event(), threading.Event()
-    entries, groups = IndexRun.entries, list[int]()
+    started, entries, groups = threading.Event(), IndexRun.entries, list[int]()
 
     def held(self: IndexRun, first: int, last: int) -> np.ndarray:
         groups.append(first)
         started.set()
-        may_continue.wait(10)
+        until(lambda: indexer._is_closing)
         return entries(self, first, last)
 
     monkeypatch.setattr(IndexRun, "entries", held)
     store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=PLENTY)
+    indexer = store._snapshots._indexer
     for step in range(2):
         store.upsert(pa.table({"k": np.arange(100 * step, 100 * step + 100), "n": np.arange(100)}))
         store.snapshot().wait()
-    assert started.wait(10)
-    indexer = store._snapshots._indexer
-    threading.Timer(0.2, lambda: (may_continue.set() if indexer._is_closing else None)).start()
+    assert started.wait(60)
     store.close()
     assert set(groups) == {0}
     assert len(index_names(tmp_path)) == 2

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RunTasks = Callable[[MicroBatch], BatchResult]
+RECENT_BATCHES = 100  # whose progress is known
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Coordinator:
         self._spec, self._broadcast = spec, broadcast
         self.partitions = spec.partitions
         self.progress: dict[str, object] | None = None  # of the last batch, perhaps of an earlier start
+        self.recent_progress: tuple[dict[str, object], ...] = ()  # of the last batches of this start
         self.totals = Totals()
         self._lock = threading.Lock()
         self._is_settled = True  # `_last` is the newest manifest, and its output is visible
@@ -257,6 +259,7 @@ class Coordinator:
         phases.end("cleanup")
         took_s = sum(phases.seconds.values())
         self.progress = {**progress, "duration_s": round(took_s, 3), "phases_s": phases.seconds}
+        self.recent_progress = (*self.recent_progress[1 - RECENT_BATCHES :], self.progress)
         self.totals = Totals(self.totals.batches + 1, self.totals.busy_s + took_s, *(
             getattr(self.totals, name) + as_int(progress[name])
             for name in ("rows_in", "rows_out", "late_rows", "timeless_rows")))

@@ -280,6 +280,11 @@ class StreamJob:
         """
         return self._coordinator.progress
 
+    @property
+    def recent_progress(self) -> list[dict[str, object]]:
+        """`last_progress` of the last hundred batches of this start, oldest first: who looks seldom misses none."""
+        return list(self._coordinator.recent_progress)
+
     def why_no_output(self) -> str:
         """Why nothing has come out since the start, in a few sentences: no rows, the watermark, outliers."""
         if self.exception is not None:
