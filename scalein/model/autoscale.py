@@ -280,8 +280,14 @@ class Autoscaler:
                 file.write(json.dumps(asdict(last)) + "\n")
 
     def _run(self) -> None:
+        due_s = self._clock()
         try:
-            while not self._stopped.is_set() and not self._target.await_end(self._every_s):
+            while not self._stopped.is_set():
+                due_s += self._every_s  # what deciding takes does not stretch a season, which is so many observations
+                while due_s < self._clock():
+                    due_s += self._every_s
+                if self._target.await_end(max(0.0, due_s - self._clock())):
+                    break
                 self.step()
         except BaseException as error:
             if not self._target.await_end(0.0):  # a job that ends meanwhile refuses to be scaled

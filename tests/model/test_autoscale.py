@@ -117,6 +117,30 @@ def test_decisions_are_logged_with_what_they_led_to(tmp_path: Path) -> None:
     assert "workers for" in str(scaler.decisions[-1])
 
 
+def test_deciding_does_not_stretch_the_intervals() -> None:
+    """A season is so many observations: they come when they are due, and one that was missed is left out."""
+    class Timed(Job):
+        now_s = 0.0
+
+        def clock(self) -> float:
+            return self.now_s
+
+        def await_end(self, timeout: float) -> bool:
+            self.now_s += timeout
+            self.rows += timeout
+            return self.now_s > 20
+
+    class Slow(Policy):
+        def decide(self, history: Any, least: int, most: int) -> si.model.Decision:
+            job.now_s += 0.75 if len(history) != 3 else 2.5
+            return si.model.Decision(history[-1].at_s, 1, 1, "", history[-1].rate)
+
+    job = Timed([])
+    scaler = Autoscaler(job, Slow(), every_s=1, least=1, most=1, clock=job.clock)
+    scaler._run()
+    assert [each.at_s for each in scaler.observations][:6] == [1, 2, 3, 6, 7, 8]
+
+
 def test_a_running_job_is_scaled() -> None:
     """A policy of the user's own, whose first decision changes the workers."""
     class Two(Policy):
