@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -147,3 +148,23 @@ def test_plans_show_the_aggregates_of_an_expression_and_no_internal_columns() ->
         assert "#:" not in text
         for part in ("x.sum().cast(f64) / count().cast(f64)", "share.max() - share.min()"):
             assert part in text.replace("<br/>", " ")
+
+
+@pytest.mark.parametrize(("make", "lines"), [
+    (lambda a, b: a.join(b, on="k", between=("-5s", "3s"), how="left"), [
+        "left: rows are retained until the watermark has passed them by 3s, as rows of the right match them so much "
+        "later",
+        "right: rows are retained until the watermark has passed them by 5s, as rows of the left match them so much "
+        "later; 3s more, as rows of the left wait for a match"]),
+    (lambda a, b: a.join(b, on="k", keep="forever"), [
+        "left and right: all rows are retained for ever, since no time bounds the join"]),
+    (lambda a, b: a.join(b, on="k", within=si.tumbling("t", "5s")), [
+        "left and right: rows are retained until their window closes"]),
+    (lambda a, b: a.join_asof(b, on="t", by="k"), [
+        "left: rows are retained until the watermark has passed them",
+        "right: the last row of each key is retained for ever: no tolerance bounds it"]),
+])  # fmt: skip
+def test_what_the_sides_of_a_join_retain_and_why(make: Callable[[Flow, Flow], Flow], lines: list[str]) -> None:
+    sides = (si.flow({"k": pa.int64(), "t": pa.timestamp("ms")}).with_watermark("t", "1s") for _ in range(2))
+    found = make(*sides).explain().splitlines()
+    assert [line.removeprefix("  | ") for line in found if line.startswith("  | ")] == lines

@@ -50,7 +50,7 @@ def explain(op: ops.Op, options: Options, level: str, verbose: bool, analyze: bo
     if level == "logical":
         for step in OP_PASSES:
             op = step(op)
-        return dump(op)
+        return dump(op, with_retention=True)
     if level == "fused":
         return dump_program(compile_flow(op))
     kernels = _kernels(op, options, level)

@@ -227,8 +227,10 @@ class _Sessions(AggregateOperator, ABC):
                 for batch in rest:
                     self._add(batch)
                 open_spans += [batch.select([_FIRST, _END]) for batch in spans]
-                if final:
+                if final and watermark == FOREVER:
                     yield from self._finish.all(final)
+                elif final:  # each session once
+                    yield from self._finish.each(final)
         self._least_first = self._least_end = FOREVER
         for batch in open_spans:
             if batch.num_rows:

@@ -138,8 +138,8 @@ class StreamJoin(Stateless):
                               found=str(bound), hint="cast the time of one side before with_watermark")
         join = replace(join, bound=bound)
         self._join, self._is_asof = join, bound.pick != "all"
-        self._sides = (_Side(LEFT, join, bound.left, context, join.how in ("left", "outer", "semi", "anti")),
-                       _Side(RIGHT, join, bound.right, context, join.how in ("right", "outer")))
+        self._sides = (_Side(LEFT, join, bound.left, context, join.waiting[LEFT]),
+                       _Side(RIGHT, join, bound.right, context, join.waiting[RIGHT]))
         self._pairs = None if self._is_asof or join.how in ("semi", "anti") else tuple(
             _Probe(replace(join, how="inner", builds_left=builds_left)) for builds_left in (False, True))
         keys = tuple(Named(internal(f"key{k}"), key) for k, key in enumerate(join.right_keys))

@@ -330,8 +330,11 @@ def with_aggregates(text: str, op: Op) -> str:
     return re.sub(rf"{PREFIX}(agg|over)\d+", lambda found: names.get(found[0], found[0]), text)
 
 
-def dump(root: Op) -> str:
-    """The plan as a tree, result first; an op with several users is written once and named `#1`, `#2`."""
+def dump(root: Op, with_retention: bool = False) -> str:
+    """The plan as a tree, result first; an op with several users is written once and named `#1`, `#2`.
+
+    `with_retention` adds what a job retains of the inputs of joins, and why.
+    """
     users: dict[int, int] = {}
     for op in walk_ops(root):
         for below in op.inputs:
@@ -352,5 +355,6 @@ def dump(root: Op) -> str:
         name, detail = op.describe()
         columns = f"  -> {op.schema!r}" if op.names_columns else ""
         lines.append(with_aggregates(f"{indent}{label}{name}{' ' if detail else ''}{detail}{columns}", op))
+        lines += [f"{indent}  | {line}" for line in op.retention() if with_retention]
         waiting += [(below, depth + 1) for below in reversed(op.inputs)]
     return "\n".join(lines)

@@ -137,6 +137,10 @@ class Op(ABC):
     def _detail(self) -> str:
         return ""
 
+    def retention(self) -> tuple[str, ...]:
+        """What a job retains of its inputs, how long and why, in lines; nothing if it is not said."""
+        return ()
+
     # --- promises
 
     def wrong(self) -> Iterator[str]:

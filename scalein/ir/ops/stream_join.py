@@ -159,6 +159,35 @@ class StreamJoin(Op):
         bound = "all rows" if self.bound is None else str(self.bound)
         return f"{self.how} on {keys}, {bound}" + (f" keep {kept}" if kept else "")
 
+    @property
+    def waiting(self) -> tuple[bool, bool]:
+        """Whether rows of the left and of the right come out when it is known that nothing more matches them."""
+        return self.how in ("left", "outer", "semi", "anti"), self.how in ("right", "outer")
+
+    def retention(self) -> tuple[str, ...]:
+        bound = self.bound
+        if bound is None:
+            return ("left and right: all rows are retained for ever, since no time bounds the join",)
+        if bound.is_window:
+            return ("left and right: rows are retained until their window closes",)
+        left, right = bound.left_wait, bound.right_wait
+        return (f"left: {self._retained(bound, left, right if self.waiting[1] else 0, 'right')}",
+                f"right: {self._retained(bound, right, left if self.waiting[0] else 0, 'left')}")
+
+    def _retained(self, bound: TimeBound, own: int, more: int, other: str) -> str:
+        """How long rows of a side are retained: those of the `other` match them at most `own` later, and wait for a
+        match themselves as long as `more`.
+        """
+        if own >= FOREVER:
+            is_last = bound.pick == "backward" and other == "left"
+            what = "the last row of each key is" if is_last else "rows are"
+            return f"{what} retained for ever: no tolerance bounds it"
+        spans = [show_span(each, bound.left.dtype) for each in (own, more)]
+        text = "rows are retained until the watermark has passed them"
+        if own > 0:
+            text += f" by {spans[0]}, as rows of the {other} match them so much later"
+        return text + (f"; {spans[1]} more, as rows of the {other} wait for a match" if 0 < more < FOREVER else "")
+
     def wrong(self) -> Iterator[str]:
         yield from wrong_keys(self.how, self.left_keys, self.right_keys, bool(self.keep), HOWS)
         known = set(self.right.schema.names)
@@ -296,6 +325,9 @@ class BufferedJoin(Unary):
 
     def _columns(self) -> Schema:
         return self.join.schema
+
+    def retention(self) -> tuple[str, ...]:
+        return self.join.retention()
 
     def describe(self) -> tuple[str, str]:
         return self.join.describe()
