@@ -1,9 +1,11 @@
-"""Windows per key over rows that come almost in order."""
+"""Windows per key over rows that come almost in order, in `collect` and in jobs."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 
 import scalein as si
@@ -15,6 +17,13 @@ SLIDING_SQL = """
 with slices as (select auction, ts // 2000 as slice, count(*) n from d group by all)
 select auction, (slice - back) * 2000 as window_start, sum(n)::bigint n
 from (select *, unnest([0, 1, 2, 3, 4]) back from slices) group by all"""
+
+GAP_MS, MAX_DELAY_MS, BATCH_ROWS = 30_000, 100, 1 << 16
+SESSIONS_SQL = f"""
+with marked as (select user, ts, ts - lag(ts) over (partition by user order by ts) <= {GAP_MS} as joins from d),
+     numbered as (select user, ts, sum(case when joins then 0 else 1 end) over (
+         partition by user order by ts rows unbounded preceding) number from marked)
+select user, min(ts) window_start, max(ts) + {GAP_MS} window_end, count(*) n from numbered group by user, number"""
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -38,3 +47,47 @@ def bench_tumbling_count(race: Race, rows: int, workers: int) -> None:
     assert_same(flow.collect(workers=workers), in_duckdb(), by=("auction", "window_start"))
     race(lambda: flow.collect(workers=workers), duckdb=in_duckdb, rounds=5,
          row_count=rows, size_bytes=16 * rows, bound="one probe a row")
+
+
+def bench_window_join(race: Race, c: ctypes.CDLL, rows: int) -> None:
+    """W5: pairs of people and auctions in windows of 10 s, counted; bound: a probe a row, beyond L2."""
+    people, auctions = data.people_and_auctions(rows)
+
+    def flow(left: si.Flow, right: si.Flow) -> si.Flow:
+        return left.join(right, on="id", within=si.tumbling("ts", 10_000)).group_by().agg(n=si.count())
+
+    bounded, in_job = flow(si.from_arrow(people), si.from_arrow(auctions)), _job(flow, people, auctions)
+    by_hand = yardsticks.window_join(c, people, auctions)
+    assert_same(bounded.collect(workers=1), by_hand()(), by=())
+    assert_same(in_job(), by_hand()(), by=())
+    race(lambda: bounded.collect(workers=1), c=by_hand, job=in_job, rounds=5, goals={"c": 0.7},
+         row_count=rows, size_bytes=16 * rows, bound="a probe a row")
+
+
+def bench_sessions(race: Race, c: ctypes.CDLL, rows: int) -> None:
+    """W6: sessions of users who have twenty rows each; bound: a miss of the caches a row, for the user's record."""
+    visits = data.visits(rows)
+
+    def flow(source: si.Flow) -> si.Flow:
+        return source.group_by("user", si.session("ts", gap=GAP_MS)).agg(n=si.count())
+
+    bounded, in_job, by = flow(si.from_arrow(visits)), _job(flow, visits), ("user", "window_start")
+    by_hand, in_duckdb = yardsticks.sessions(c, visits, GAP_MS), duck(SESSIONS_SQL, 1, d=visits)
+    assert_same(bounded.collect(workers=1), by_hand()(), by=by)
+    assert_same(in_job(), by_hand()(), by=by)
+    assert_same(bounded.collect(workers=1), in_duckdb(), by=by)
+    race(lambda: bounded.collect(workers=1), c=by_hand, job=in_job, duckdb=in_duckdb, rounds=3,
+         goals={"c": 0.6, "duckdb": 10}, row_count=rows, size_bytes=16 * rows, bound="a cache miss a row")
+
+
+def _job(flow: Callable[..., si.Flow], *tables: pa.Table) -> Callable[[], pa.Table]:
+    """The same in a job of one worker, over batches; a ratio to it above 1 / 0.8 misses the goal of jobs."""
+    batches = [(table.to_batches(max_chunksize=BATCH_ROWS), table.schema) for table in tables]
+
+    def run() -> pa.Table:
+        out = si.to_memory()
+        sources = (si.from_batches(*each).with_watermark("ts", MAX_DELAY_MS) for each in batches)
+        flow(*sources).start(sink=out, workers=1).wait()
+        return out.table()
+
+    return run

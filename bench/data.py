@@ -65,6 +65,25 @@ def bids(rows: int) -> pa.Table:
     return pa.table({"auction": names[rank], "price": rng.integers(100, 10_000_000, rows), "ts": times(rng, rows)})
 
 
+@lru_cache(maxsize=1)
+def people_and_auctions(rows: int) -> tuple[pa.Table, pa.Table]:
+    """People, and three times as many auctions of theirs: most are of people who came shortly before."""
+    rng = np.random.default_rng(SEED + 5)
+    people, auctions = rows // 4, rows - rows // 4
+    newest = np.arange(auctions, dtype=np.int64) * people // auctions
+    back = rng.exponential(people * 0.06, auctions).astype(np.int64)
+    return (pa.table({"id": np.arange(people, dtype=np.int64), "ts": times(rng, people)}),
+            pa.table({"id": np.maximum(newest - back, 0), "ts": times(rng, auctions)}))
+
+
+@lru_cache(maxsize=1)
+def visits(rows: int) -> pa.Table:
+    """Rows of as many users that each has twenty of them, over ten minutes."""
+    rng = np.random.default_rng(SEED + 6)
+    late = T0_MS + np.arange(rows, dtype=np.int64) * 6 * SPAN_MS // rows + rng.integers(-50, 51, rows, dtype=np.int64)
+    return pa.table({"user": rng.integers(0, max(1, rows // 20), rows), "ts": late})
+
+
 @lru_cache(maxsize=2)
 def keyed_values(rows: int, keys: int = KEYS, heavy: float = 0.0) -> pa.Table:
     """`rows` values under `keys` keys; a share of `heavy` of all rows has one and the same key.

@@ -36,6 +36,7 @@ def compile_yardsticks(folder: Path, compiler: str) -> ctypes.CDLL:
     loaded.filter_project.restype = loaded.filter_sum.restype = ctypes.c_int64
     loaded.state_rows.restype = loaded.cached_bytes.restype = ctypes.c_int64
     loaded.state_new.restype = ctypes.c_void_p
+    loaded.window_join.restype = loaded.sessions.restype = ctypes.c_int64
     return loaded
 
 
@@ -124,6 +125,32 @@ def sliding_count(c: ctypes.CDLL, bids: pa.Table, workers: int) -> Yardstick:
             return {"auction": keys[used], "window_start": starts[used], "n": counts[used]}
 
         return columns
+
+    return run
+
+
+def window_join(c: ctypes.CDLL, left: pa.Table, right: pa.Table) -> Yardstick:
+    """The number of pairs with one id in one window of 10 s."""
+    (a, a_time), (b, b_time) = _arrays(left, "id", "ts"), _arrays(right, "id", "ts")
+    base, windows = _windows(np.concatenate([a_time, b_time]))
+
+    def run() -> Callable[[], Columns]:
+        pairs = c.window_join(_p(a), _p(a_time), _i(len(a)), _p(b), _p(b_time), _i(len(b)), _i(base), _i(windows))
+        return lambda: {"n": np.array([pairs])}
+
+    return run
+
+
+def sessions(c: ctypes.CDLL, visits: pa.Table, gap_ms: int) -> Yardstick:
+    """Sessions of users, with the number of their rows."""
+    user, time = _arrays(visits, "user", "ts")
+    users = int(user.max(initial=0)) + 1
+
+    def run() -> Callable[[], Columns]:
+        out = [np.empty(len(user), np.int64) for _ in range(4)]
+        rows = c.sessions(_p(user), _p(time), _i(len(user)), _i(users), _i(gap_ms), *map(_p, out))
+        names = ("user", "window_start", "window_end", "n")
+        return lambda: {name: each[:rows] for name, each in zip(names, out, strict=True)}
 
     return run
 
