@@ -126,7 +126,7 @@ _left: list[threading.Thread] = []
 
 
 def _assert_no_thread() -> None:
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while (new := [thread for thread in _ours() if thread not in _left]) and time.monotonic() < end:
         time.sleep(0.01)
     assert not new

@@ -93,5 +93,5 @@ def test_resident_threads_are_reused_and_end_with_their_owner() -> None:
     assert thread in calls[0]
     assert len(calls[0]) == 3
     for other in calls[0]:
-        other.join(5)
+        other.join(60)
         assert not other.is_alive()
