@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from scalein.api.flow import Flow
-from tests.campaign import group_steps, input_steps, row_steps
+from tests.campaign import group_steps, input_steps, row_steps, time_steps
 from tests.campaign.maker import Maker, MakeStep
 from tests.campaign.rules import WITHOUT
 from tests.campaign.spec import FlowSpec
@@ -28,8 +27,13 @@ _ALL: dict[str, tuple[int, MakeStep]] = {
     "sort": (3, row_steps.sort),
     "top_k": (2, row_steps.top_k),
     "explode": (5, row_steps.explode),
+    "over": (3, time_steps.over),
+    "top_of_groups": (2, time_steps.top_of_groups),
+    "distinct_in_time": (2, time_steps.distinct_in_time),
+    "group_with_ttl": (2, time_steps.group_with_ttl),
+    "stream_join": (3, time_steps.stream_join),
 }
-STEPS = {name: made for name, made in _ALL.items() if name in vars(Flow) and name not in WITHOUT}
+STEPS = {name: made for name, made in _ALL.items() if name not in WITHOUT}
 
 
 def maker_of(seed: int) -> Maker:
