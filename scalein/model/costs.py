@@ -3,7 +3,8 @@
 A job works in rounds. A round takes a fixed time, a time for each batch that it takes in, for each call of a kernel
 (small batches are put together before), and for each row. Three kinds of it scale differently. Kernels run in parallel.
 What prepares them, Python and pyarrow, is done by any worker, but by one at a time, while others are in their kernels.
-What ends a round, such as closing windows, waits for all and is one thread's.
+What ends a round, such as closing windows, waits for all and is one thread's. Long rounds are not made of short ones:
+large ones are aggregated before their times are known, and tables grow; so `Costs.alone` has those of one batch.
 """
 
 from __future__ import annotations
@@ -146,6 +147,7 @@ class Costs:
     stages: tuple[StageShare, ...] = ()
     states: tuple[StateCost, ...] = ()
     emits_late: bool = True  # a round may be as long as rows are at hand
+    alone: Costs | None = None  # of rounds of one batch; None: as of long rounds
 
     def calls(self, rows: float, batch_rows: float) -> float:
         """How often kernels are called in a round of so many rows."""

@@ -216,18 +216,22 @@ class Model(Scales):
             rows = min(MAX_ROUND_ROWS, max(MIN_ROUND_ROWS, target_s / sum(parts.values())))
             parts = self._parts(config, rate, machine, rows)
         batch_rows = config.batch_rows
-        first = batch_rows * sum(self._parts(replace(config, workers=1), rate, machine, batch_rows).values())
+        alone = self._parts(replace(config, workers=1), rate, machine, batch_rows, alone=True)
+        first = batch_rows * sum(alone.values())
         more = batch_rows * sum(self._parts(config, rate, machine, max(batch_rows, rows)).values())
-        fixed = self.costs.round_s * self._slower(machine)
+        fixed = (self.costs.alone or self.costs).round_s * self._slower(machine)
         return _Figures(sum(parts.values()), parts, max(first, fixed), max(1e-9, min(first, more)), fixed)
 
     def _slower(self, machine: Calibration) -> float:
         """The factor on what was measured here."""
         return 1.0 if machine is self.calibration else self.calibration.operations / machine.operations
 
-    def _parts(self, config: Config, rate: float | None, machine: Calibration, rows: float) -> dict[str, float]:
-        """Where the seconds of a row go, in a round of so many."""
+    def _parts(self, config: Config, rate: float | None, machine: Calibration, rows: float, *,
+               alone: bool = False) -> dict[str, float]:
+        """Where the seconds of a row go, in a round of so many, or in a round of one batch."""
         costs, workers, slower = self.costs, config.workers, self._slower(machine)
+        if alone and costs.alone is not None:
+            costs = costs.alone
         crew = workers / (1 + CONTENTION * (workers - 1))
         kernels = costs.kernels_s(rows, config.batch_rows) * slower / rows
         prepare = costs.prepare_s(rows, config.batch_rows) * slower / rows
@@ -235,8 +239,9 @@ class Model(Scales):
         # One worker prepares while others compute: the longer of both counts, smoothly, as neither waits perfectly.
         shared = (kernels + prepare) / crew
         both = shared if workers == 1 else (shared ** SMOOTH + prepare ** SMOOTH) ** (1 / SMOOTH)
-        moved = sum(each.rows * each.cost.bytes for each in costs.stages)
-        delivered = moved / machine.bandwidth_of(workers)
+        moved = sum(each.rows * each.cost.bytes for each in self.costs.stages)
+        # One worker's share of the traffic is in what was measured; together they may ask for more than there is.
+        delivered = min(moved, kernels * machine.bandwidth_of(1)) / machine.bandwidth_of(workers)
         parts = {"kernels": kernels / crew, "preparation": both - kernels / crew, "ends of rounds": end}
         if delivered > both:
             parts["memory bandwidth"] = delivered - both

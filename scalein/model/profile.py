@@ -43,7 +43,7 @@ from scalein.model.states import states_of
 from scalein.options import Options
 
 MAX_SAMPLE_ROWS = 1 << 21
-LONG_ROUND_ROWS = 1 << 20  # of the longest rounds that are measured
+LONG_ROUND_ROWS = 1 << 21  # of the longest rounds that are measured
 MAX_COPIES = 48  # of a sample
 LONG_BATCH_ROWS = 1 << 18
 REPEATS = 7
@@ -163,28 +163,36 @@ def measure(op: ops.Op, emit: str, at: SourceLoc) -> Costs:
     def passes(flow: ops.Op, batch_rows: int, per_round: int, most: int) -> list[_Pass]:
         return _passes(flow, batch_rows, per_round, most, emit, at)
 
-    found = [passes(op, small, 1, 40 * small), passes(op, small, 64, 256 * small)]
-    single = passes(op, medium, 1, 24 * medium)
-    best = _best(single)
+    singles = [passes(op, small, 1, 40 * small), passes(op, medium, 1, 24 * medium),
+               passes(op, LONG_BATCH_ROWS, 1, 6 * LONG_BATCH_ROWS)]
+    best = _best(singles[1])
     # No round takes longer than this, however many rows there are.
     longest = max(1 << 17, LONG_ROUND_S * best.total.rows / best.whole_s)
     long_rows = int(min(LONG_ROUND_ROWS, MAX_COPIES * rows // 3, longest))
     copies = min(MAX_COPIES, max(1, -(-3 * long_rows // rows)))
     flow = _repeated(op, edges, copies)
-    long = passes(flow, LONG_BATCH_ROWS, max(1, long_rows // LONG_BATCH_ROWS), copies * rows)
-    found += [single, passes(flow, 1 << 16, 4, min(copies * rows, 1 << 19)), long]
-    parts = fit([_best(each).total for each in found])
-    spread = float(np.median([np.median([one.whole_s for one in each]) / _best(each).whole_s - 1 for each in found]))
-    times = np.min([[one.seconds for one in each.warm] for each in single], axis=0)[:-1]  # the last one may be shorter
-    scv = float(np.var(times) / np.mean(times) ** 2) if len(times) > 2 else 0.1
-    whole = _best(long)
-    taken = sum(each.rows for each in whole.rounds)
+    sizes = [(LONG_BATCH_ROWS, long_rows), (LONG_BATCH_ROWS, long_rows // 4), (medium, long_rows // 4),
+             (small, min(long_rows // 4, 1_024 * small))]
+    longs = [passes(flow, min(size, round_rows), max(1, -(-round_rows // size)), 3 * round_rows)
+             for size, round_rows in sizes]
     moved = sum(_read_bytes(edge, tables[edge.source.name]) for edge in edges)
+    whole = _best(longs[0])
+    taken = sum(each.rows for each in whole.rounds)
+    # Of the last batch of a pass, which may be shorter, nothing is said.
+    times = np.min([[one.seconds for one in each.warm] for each in singles[1]], axis=0)[:-1]
+    scv = float(np.var(times) / np.mean(times) ** 2) if len(times) > 2 else 0.1
+    common = {"variability": min(scv, 4.0), "rows": rows, "bytes": moved / rows, "rows_out": whole.rows_out / taken,
+              "stages": whole.stages, "states": tuple(states_of(op, rows)), "emits_late": emit == "final"}
+    return replace(_fitted(longs), **common, alone=_fitted(singles))
+
+
+def _fitted(measured: list[list[_Pass]]) -> Costs:
+    """The costs of rounds, from passes over rounds of different sizes."""
+    parts = fit([_best(each).total for each in measured])
+    noise = [np.median([one.whole_s for one in each]) / _best(each).whole_s - 1 for each in measured]
+    spread = max(0.02, parts.error, min(0.2, float(np.median(noise)) / 2))
     return Costs(parts.batch_s, parts.call_s, parts.row_s, parts.round_s, parts.end_row_s, parts.kernel_call_s,
-                 parts.kernel_row_s, spread=max(0.02, parts.error, min(0.2, spread / 2)), variability=min(scv, 4.0),
-                 rows=rows, bytes=moved / rows, rows_out=whole.rows_out / taken, stages=whole.stages,
-                 states=tuple(states_of(op, rows)),
-                 emits_late=emit == "final")
+                 parts.kernel_row_s, spread=spread)
 
 
 def _best(passes: list[_Pass]) -> _Pass:
@@ -223,6 +231,8 @@ def _run(op: ops.Op, batch_rows: int, per_round: int, emit: str, at: SourceLoc) 
                 calls = len(deliveries) if batch_rows >= SMALL_ROWS else -(-rows // COALESCED_ROWS)
                 found.rounds.append(Round(1, len(deliveries), calls, rows, max(0.0, whole_s - end_s - kernels_s),
                                           max(0.0, end_s), kernels_s))
+                if len(found.rounds) == 1:
+                    graph.flush()  # as the first checkpoint does: where groups are many, rows go into the store then
             rows = sum(each.rows for each in found.rounds)
             found.stages = tuple(StageShare(estimate(each.stage), each.rows / rows, each.seconds / rows)
                                  for each in kernels.kernels.values() if each.rows)

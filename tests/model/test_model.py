@@ -15,8 +15,9 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.errors import ScaleinError
+from scalein.ir.estimate import StageCost
 from scalein.model.calibration import TYPICAL, SparkFigures, calibration_of
-from scalein.model.costs import Costs, Groups, Round, Span, StateCost, fit
+from scalein.model.costs import Costs, Groups, Round, Span, StageShare, StateCost, fit
 from scalein.model.model import Model
 from scalein.model.states import states_of
 
@@ -44,6 +45,22 @@ def test_workers_share_kernels_but_not_all() -> None:
     assert rates == sorted(rates)
     assert 1.7 < rates[1] / rates[0] < 2
     assert rates[-1] * 1e-9 < 1  # 1 ns a row is done by one worker at a time
+
+
+def test_memory_delivers_no_more_than_it_can() -> None:
+    """What one worker moves is in what was measured; many of them may ask for more than there is."""
+    scan = StageShare(StageCost("pipe", 500.0, 1, 0, 0), 1.0, 1e-8)
+    machine = replace(TYPICAL, cores=64, bandwidth=((1, 1e10), (2, 1.2e10)))
+    one, eight = (Model(replace(COSTS, stages=(scan,)), machine).predict(workers=count) for count in (1, 8))
+    assert one.max_rate == pytest.approx(model().predict(workers=1).max_rate)
+    assert eight.max_rate < 1.35 * one.max_rate
+    assert "memory bandwidth" in eight.bottleneck
+
+
+def test_rounds_of_one_batch_have_costs_of_their_own() -> None:
+    slow = model(alone=replace(COSTS, kernel_row_s=((1e6, 1e-7),)))
+    assert slow.predict().max_rate == model().predict().max_rate
+    assert slow.predict(rate=1e6).p50_s > 5 * model().predict(rate=1e6).p50_s
 
 
 def test_small_batches_are_slow() -> None:
