@@ -26,7 +26,7 @@ DAY_S = 120.0
 EVERY_S = 1.0  # between two decisions
 BEHIND_S = 0.5
 HIGHEST = 0.9
-TICK_S = 0.01  # of the source
+TICK_S = 0.1  # of the source: where rounds are short, what they wait for a busy machine counts as being busy
 BATCH_ROWS = 1 << 17
 SCHEMA = pa.schema({"n": pa.int64(), "x": pa.float64()})
 
