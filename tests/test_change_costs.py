@@ -114,7 +114,7 @@ def test_a_window_is_in_two_modules() -> None:
     ]
 
 
-@pytest.mark.xfail(strict=True, reason="Spark shuffles ops by their class, and jobs divide memory by it")
+@pytest.mark.xfail(strict=True, reason="Spark shuffles ops by their class")
 def test_an_op_is_in_three_modules() -> None:
     assert {op.__name__: found for op in (ops.Watermark, ops.Distinct) if len(found := using(op.__name__)) > 3} == {}
 

@@ -53,6 +53,7 @@ _NO_LIMIT = nullcontext()
 POOLED_SHARE = 8  # of a memory limit, unused maps that are pooled for reuse have 1/8
 READ_SHARE = 8  # of a memory limit, what a source may prefetch is 1/8
 SMALL_INPUT_ROWS = 1 << 16  # preparing the operators would take longer than running them
+JoinTables: TypeAlias = "dict[int, JoinTable | SpilledTable]"  # static tables, by the identity of the join's node
 ReusedOperators: TypeAlias = "dict[int, PreAggregation | PipelineOperator]"  # by the node's identity
 IdleOperators = dict[tuple[object, ...], HashAggregate | PipelineOperator]  # by the node's identity and options
 
@@ -78,7 +79,7 @@ class Query:
         self._op, self._schema = op, op.schema.arrow
         self._plan, self._sources = plan_of(op)
         self._idle: IdleOperators = {}
-        self._join_tables: dict[int, JoinTable] = {}
+        self._join_tables: JoinTables = {}
         tables = (table for node in walk_nodes(self._plan) if isinstance(node, Pipeline | WindowAggregate)
                   for _, table in node.joins)  # fmt: skip
         self._static = frozenset(id(table) for table in tables if self._is_small(table))
@@ -137,10 +138,11 @@ class Program:
     end, so concurrent runs share none.
     """
 
-    def __init__(self, node: Node, join_tables: dict[int, JoinTable] | None = None) -> None:
+    def __init__(self, node: Node, join_tables: JoinTables | None = None) -> None:
         """`join_tables` are those that there are, by the identity of the join's node, which `node` keeps alive."""
         self.node, self._schema = node, node.schema.arrow
-        self._join_tables: dict[int, JoinTable] = {} if join_tables is None else join_tables
+        self._join_tables: JoinTables = {} if join_tables is None else join_tables
+        self._held = MemoryAccount()  # of the tables that were read under a memory limit
         self._reused: ReusedOperators = {}
         self._given: pa.Schema | None = None  # of the batches that `_reused` was prepared for
 
@@ -152,7 +154,7 @@ class Program:
                 self._reused, self._given = {}, batches[0].schema
             if all(batch.schema == self._given for batch in batches):
                 reused, options = self._reused, replace(options, workers=1)
-        run = _Run(options, batches, join_tables=self._join_tables, reused=reused)
+        run = _Run(options, batches, join_tables=self._join_tables, reused=reused, held=self._held)
         return _conformed(lambda: run.rows(self.node), self._schema)
 
 
@@ -166,7 +168,8 @@ class PreAggregationProgram:
                  complete: WindowAggregate | None = None) -> None:
         self.node, self._track_times, self._complete = node, track_times, complete
         self._schema = node.schema.arrow
-        self._join_tables: dict[int, JoinTable] = {}
+        self._join_tables: JoinTables = {}
+        self._held = MemoryAccount()  # of the tables that were read under a memory limit
         self._pre_aggregation: PreAggregation | None = None
 
     def add(self, batches: Iterable[pa.RecordBatch], options: Options, row: int = 0) -> int:
@@ -176,7 +179,7 @@ class PreAggregationProgram:
         """
         from scalein.exec.preaggregate import PreAggregation
 
-        run = _Run(options, batches, join_tables=self._join_tables)
+        run = _Run(options, batches, join_tables=self._join_tables, held=self._held)
         if self._pre_aggregation is None:
             self._pre_aggregation = PreAggregation(self.node, run.joins(self.node.joins), options,
                                                    track_times=self._track_times, complete=self._complete)
@@ -220,7 +223,7 @@ class RingPreAggregationProgram:
         from scalein.exec.ring_preaggregate import RingPreAggregation
 
         self.node, self._options = node, options
-        self._join_tables: dict[int, JoinTable] = {}
+        self._join_tables: JoinTables = {}
         joins = _Run(options, join_tables=self._join_tables).joins(node.joins)
         self.ring = RingPreAggregation(node, partial, joins, options, size)
 
@@ -232,20 +235,21 @@ class RingPreAggregationProgram:
 
 class _Run:
     """One run of a plan. `given` are the batches of a source without data of its own, `inputs` the data of the plan's
-    sources by number. `join_tables` are static tables by the identity of their node, retained by the caller for the
-    next run (all, or those of `static`); `reused` and `idle` are operators of earlier runs. `serial_aggregates` run on
-    one worker.
+    sources by number. `join_tables` are static tables, retained by the caller for the next run (all, or those of
+    `static`), and `held` is the memory that they have reserved; `reused` and `idle` are operators of earlier runs.
+    `serial_aggregates` run on one worker.
     """
 
-    def __init__(self, options: Options, given: Iterable[pa.RecordBatch] = (), *, join_tables: dict[int, JoinTable],
+    def __init__(self, options: Options, given: Iterable[pa.RecordBatch] = (), *, join_tables: JoinTables,
                  reused: ReusedOperators | None = None, inputs: Sequence[object] = (),
                  idle: IdleOperators | None = None, static: frozenset[int] | None = None,
-                 serial_aggregates: bool = False) -> None:
+                 serial_aggregates: bool = False, held: MemoryAccount | None = None) -> None:
         self._options, self._given, self._join_tables, self._reused = options, given, join_tables, reused
         self._inputs, self._idle, self._static = inputs, idle, static
         self._aggregate_options = replace(options, workers=1) if serial_aggregates else options
-        self._account = MemoryAccount(options.memory)
-        self._tables: dict[int, JoinTable | SpilledTable] = {}  # of joins, under a memory limit
+        self._account, self._held = MemoryAccount(options.memory), held or MemoryAccount()
+        self._account.reserve(self._held.used)
+        self._tables: JoinTables = {}  # of joins, under a memory limit, that are not retained
 
     def _data(self, node: Scan) -> object:
         """The data of a source; None where batches are given."""
@@ -467,25 +471,28 @@ class _Run:
         return self.joins(tuple((number, table) for number, table in node.joins if number in probed))
 
     def _table_of(self, table: JoinBuild) -> JoinTable | SpilledTable:
-        """A table that was read, in memory if it fits; kept for the time of this run."""
+        """A table that was read, in memory if it fits."""
         known: JoinTable | SpilledTable | None = self._join_tables.get(id(table)) or self._tables.get(id(table))
         if known is None:
             from scalein.exec.grace_join import read_table
 
-            known = read_table(table, self.rows(table.input), self._options, self._account.child())
-            self._tables[id(table)] = known
+            account = self._account.child()
+            known = read_table(table, self.rows(table.input), self._options, account)
+            if self._static is None or id(table) in self._static:
+                self._join_tables[id(table)] = known
+                self._held.reserve(account.used)
+            else:
+                self._tables[id(table)] = known
         return known
 
     def joins(self, joins: tuple[tuple[int, JoinBuild], ...]) -> dict[int, JoinTable]:
         return {number: self._join(table) for number, table in joins}
 
     def _join(self, table: JoinBuild) -> JoinTable:
-        known = self._join_tables.get(id(table))
-        if known is None:
-            from scalein.exec.join_build import JoinTable, build
+        from scalein.exec.join_build import JoinTable, build
 
-            if isinstance(read := self._tables.get(id(table)), JoinTable):
-                return read
+        known = self._join_tables.get(id(table)) or self._tables.get(id(table))
+        if not isinstance(known, JoinTable):
             known = build(table, self.rows(table.input), self._options)
             if self._static is None or id(table) in self._static:
                 self._join_tables[id(table)] = known

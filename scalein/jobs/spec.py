@@ -8,7 +8,7 @@ from pathlib import Path
 from scalein.connectors.base import Sink
 from scalein.errors import SourceLoc
 from scalein.ir import ops
-from scalein.ir.rewrite import walk_ops
+from scalein.ir.rewrite import walk_streams
 from scalein.options import Options
 from scalein.storage.object_store import Location
 
@@ -33,17 +33,17 @@ class Shares:
     spare: int | None = None  # that tables had and the next may have
 
     @staticmethod
-    def of(memory: int | None, groups: int, others: int) -> Shares:
-        """For this number of steps that group, and of others with state.
+    def of(memory: int | None, shares: int) -> Shares:
+        """For operators that have so many shares (`Op.memory_shares`) in all.
 
-        >>> Shares.of(1_000, 1, 0), Shares.of(1_000, 1, 1)
+        >>> Shares.of(1_000, 4), Shares.of(1_000, 4 + 3)  # an aggregation; and a sort
         (Shares(queues=125, kept=468, spare=125), Shares(queues=125, kept=267, spare=125))
         """
         if memory is None:
             return Shares(None, None)
         queues, spare, results = min(memory // 8, MAX_QUEUED), memory // 8, memory // 8
         rest = memory - queues - spare - results
-        return Shares(queues, max(1, 3 * rest // max(3, 4 * groups + 3 * others)), spare)
+        return Shares(queues, max(1, 3 * rest // max(3, shares)), spare)
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,5 @@ class JobSpec:
 
     @property
     def memory(self) -> Shares:
-        steps = {id(op): op for output in self.outputs for op in walk_ops(output.op)}.values()
-        return Shares.of(self.options.memory, sum(isinstance(op, ops.Aggregate) for op in steps),
-                         sum(isinstance(op, ops.Distinct | ops.Over | ops.Process) or op.is_blocking for op in steps))
+        steps = walk_streams(*(output.op for output in self.outputs))
+        return Shares.of(self.options.memory, sum(op.memory_shares for op in steps))

@@ -275,9 +275,7 @@ class Model(Scales):
         """Bytes of state that stay in memory."""
         if config.memory is None:
             return inf
-        grouping = sum(each.name == "group_by" for each in self.costs.states)
-        others = len(self.costs.states) - grouping
-        kept = Shares.of(config.memory, grouping, others).kept
+        kept = Shares.of(config.memory, sum(4 if each.name == "group_by" else 3 for each in self.costs.states)).kept
         return float(kept or 0) * max(1, len(self.costs.states))
 
     def _cold_share(self, config: Config, rate: float | None) -> float:

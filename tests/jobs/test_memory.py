@@ -30,6 +30,7 @@ from scalein.jobs.spec import Shares
 from scalein.state import LogStore
 from scalein.state.row_buffer import RowBuffer
 from scalein.testing import Stream, until
+from tests.jobs.streams import rows_in
 
 MB = 10**6
 SCHEMA = pa.schema({"t": pa.int64(), "k": pa.int64()})
@@ -108,9 +109,9 @@ def test_steps_share_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, list[Any]] = {"log": [], "store": []}
     init, opened = RowBuffer.__init__, LogStore.open
 
-    def log(self: RowBuffer, folder: Any, schema: Any, memory: Any, *others: Any) -> None:
+    def log(self: RowBuffer, folder: Any, schema: Any, memory: Any, *others: Any, **named: Any) -> None:
         given["log"].append(memory)
-        init(self, folder, schema, memory, *others)
+        init(self, folder, schema, memory, *others, **named)
 
     def store(*args: Any, **named: Any) -> LogStore:
         given["store"].append(named["memory"])
@@ -121,12 +122,58 @@ def test_steps_share_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     flow = si.from_arrow(pa.table({"t": [1, 2], "k": [1, 1]})).with_watermark("t", 0).distinct("t")
     flow = flow.group_by("k", si.tumbling("t", 10)).agg(n=si.count()).sort("n")
     flow.start(sink=si.to_memory(), memory="64MB").wait()
-    share = Shares.of(64 * MB, 1, 2).kept  # a window's slices, with tables; the keys of distinct, what is sorted
+    share = Shares.of(64 * MB, 4 + 2 * 3).kept  # a window's slices, with tables; the keys of distinct, what is sorted
     assert given == {"log": [share, share], "store": [share]}
     assert share is not None
     assert (3 + 1 / 3) * share + 16 * MB <= 64 * MB
     flow.start(sink=si.to_memory()).wait()
     assert given["log"][2:] == [None, None]
+    given["log"].clear()
+    rows = [si.from_arrow(pa.table({"t": [1, 2], f"v{k}": [1, 1], "k": [1, 1]})).with_watermark("t", 0)
+            for k in range(3)]  # fmt: skip
+    joined = rows[0].join(rows[1], on="k", between=(0, 1)).drop("t_right").join(rows[2], on="k", between=(0, 1))
+    joined.start(sink=si.to_memory(), memory="64MB").wait()
+    assert len(given["log"]) == 4  # two sides each
+    assert sum(given["log"]) <= 64 * MB
+
+
+class Table:
+    """A static table of three keys, which counts how often it is read."""
+
+    schema = pa.schema({"k": pa.int64(), "name": pa.string()})
+    bounded = True
+
+    def __init__(self, size: int) -> None:
+        names = [name * size for name in "abc"]
+        self.rows, self.reads = pa.record_batch([[0, 1, 2], names], schema=self.schema), 0
+
+    def partitions(self) -> list[str]:
+        return ["all"]
+
+    def read(self, partition: str, offset: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
+        self.reads += 1
+        yield self.rows, 3
+
+
+@pytest.mark.parametrize("size", [1, 10_000], ids=["in memory", "spilled"])
+@pytest.mark.parametrize("then", ["rows", "groups"])
+def test_a_static_table_is_read_once(size: int, then: str) -> None:
+    """However many rounds a job has, and whether the table fits into its memory or not."""
+    batches = [pa.record_batch([[n % 3, 7], [n, n]], names=["k", "n"]) for n in range(5)]
+    table, stream, out = Table(size), Stream({"all": batches}, allowed={"all": 0}), si.to_memory()
+    flow = si.from_source(stream).join(si.from_source(table), on="k").with_columns(name=col("name").str.slice(0, 1))
+    if then == "groups":
+        flow = flow.filter(col("n") >= 0).group_by("name").agg(n=col("n").sum())
+    job = flow.start(sink=out, memory="200KB")
+    for count in range(1, len(batches) + 1):
+        stream.allow("all", count)
+        until(lambda count=count: rows_in(job) == 2 * count, job)  # type: ignore[misc]
+    job.wait()
+    wanted = [("abc"[n % 3], n) for n in range(5)]
+    groups = {name: sum(n for each, n in wanted if each == name) for name, _ in wanted}
+    found = [(row["name"], row["n"]) for row in out.table().to_pylist()]
+    assert sorted(found) == sorted(wanted if then == "rows" else groups.items())
+    assert table.reads == 1
 
 
 def test_tables_between_two_borders_have_their_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ class Aggregate(Unary):
     name: str = ""  # by which a checkpoint knows its state
 
     has_state = True
+    memory_shares = 4  # the tables of a round have one of them
     keeps_nullable = True
 
     def _columns(self) -> Schema:

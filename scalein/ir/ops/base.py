@@ -78,6 +78,11 @@ class Op(ABC):
         return self._depth
 
     @property
+    def memory_shares(self) -> int:
+        """What its state may have of a job's memory, in relation to other operators."""
+        return 3 if self.has_state else 0
+
+    @property
     def streams(self) -> tuple[Op, ...]:
         """The inputs whose rows a job passes on; the others, which come after them, are static tables."""
         return self.inputs

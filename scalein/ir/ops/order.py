@@ -33,6 +33,7 @@ class Limit(SameColumns):
     name: str = ""  # by which a checkpoint knows its state
 
     has_state = True
+    memory_shares = 0  # a number
 
     def _detail(self) -> str:
         return str(self.count)
