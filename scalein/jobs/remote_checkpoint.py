@@ -5,9 +5,9 @@ there, its new files are put to the remote folder, then an entry that names all 
 The thread that publishes epochs does so, beside the job. A start downloads the last epochs into a new working folder.
 
     <remote>/name                                     of the job, over all its runs
-    <remote>/claims/<run>-<unique>                    of a run: the greatest owns the checkpoint, all others are fenced
+    <remote>/claims/<run>-<id>                        of a run: the greatest owns the checkpoint, all others are fenced
     <remote>/epochs/<run>-<epoch>.json                an entry: the manifest, and the remote name and size of each file
-    <remote>/files/<run>-<folder>-<file>              a file of state: written once, under a name that is never reused
+    <remote>/files/<run>-<id>-<folder>-<file>         a file of state: written once, under a name that is never reused
     <remote>/committed                                the checksum of the newest manifest whose output is known visible
     <remote>/savepoints/<name>/                       a folder of this form, with one entry and copies of its files
 
@@ -29,16 +29,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from scalein.errors import Damaged, Fenced, ScaleinError, StoreFailed, here, warn
+from scalein.errors import Damaged, ScaleinError, StoreFailed, here, warn
 from scalein.jobs.checkpoint import FORMAT, RETAINED_EPOCHS, SAVEPOINTS, Checkpoint, Opened, check_of, manifest_name
 from scalein.jobs.epochs import files_of_epoch
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
+from scalein.storage.claims import Claims
 from scalein.storage.object_store import Location
 from scalein.storage.publish import seal, unseal
 
 CLAIMS, EPOCHS, FILES = "claims", "epochs", "files"
 BLOCK_BYTES = 1 << 22  # read and written at once
-_CLAIM = re.compile(r"(\d{10})-[0-9a-f]{32}")
 _ENTRY = re.compile(r"(\d{10})-(\d{10})\.json")
 _LOCAL = re.compile(r"state-\d{1,9}/[\w.-]{1,200}")
 _REMOTE = re.compile(r"[\w.-]{1,250}")
@@ -135,8 +135,8 @@ class RemoteCheckpoint(Checkpoint):
     def __init__(self, location: Location) -> None:
         super().__init__(Path(tempfile.mkdtemp(prefix="scalein-checkpoint-")))
         self._remote = location
-        self._own = 0  # number of this run
-        self._claim = ""
+        self._own, self._id = 0, uuid.uuid4().hex[:8]  # number of this run, and a part of its names that no other has
+        self._claims = Claims(location, CLAIMS)
         self._entries: list[Entry] = []  # that are retained, oldest first
         self._reader = RemoteEpochs(location, self.path)
 
@@ -147,12 +147,8 @@ class RemoteCheckpoint(Checkpoint):
     def open(self) -> None:
         super().open()
         self._remote.create_folders("", CLAIMS, EPOCHS, FILES)
-        runs = [int(match[1]) for folder, form in ((CLAIMS, _CLAIM), (EPOCHS, _ENTRY))
-                for name in self._remote.names(folder) if (match := form.fullmatch(name))]
-        self._own = max(runs, default=-1) + 1
-        self._claim = f"{self._own:010}-{uuid.uuid4().hex}"
-        self._remote.put(f"{CLAIMS}/{self._claim}", b"1")
-        self._check_claim()
+        runs = [int(match[1]) for name in self._remote.names(EPOCHS) if (match := _ENTRY.fullmatch(name))]
+        self._own = self._claims.take(max(runs, default=-1) + 1)
         self._fetch()
 
     def begin_run(self, last: int) -> int:
@@ -161,13 +157,6 @@ class RemoteCheckpoint(Checkpoint):
 
     def _check_not_superseded(self) -> None:
         """The working folder is this run's alone."""
-
-    def _check_claim(self) -> None:
-        """Raise if a later run has begun."""
-        claims = [name for name in self._remote.names(CLAIMS) if _CLAIM.fullmatch(name)]
-        if max(claims, default=self._claim) != self._claim:
-            raise Fenced("another run has taken over this checkpoint", file=self.address,
-                         hint="one of the two must end; this one has")
 
     def _noted(self, name: str, form: re.Pattern[str]) -> str | None:
         with suppress(FileNotFoundError, UnicodeDecodeError):
@@ -212,9 +201,7 @@ class RemoteCheckpoint(Checkpoint):
             for name in self._remote.names(folder):
                 if name not in needed:
                     self._remote.remove(f"{folder}/{name}")
-        for name in self._remote.names(CLAIMS):
-            if name < self._claim:
-                self._remote.remove(f"{CLAIMS}/{name}")
+        self._claims.remove_earlier()
         return found
 
     # --- an epoch
@@ -235,7 +222,7 @@ class RemoteCheckpoint(Checkpoint):
         return kept
 
     def _upload(self, local: str, name: str = "") -> RemoteFile:
-        own = f"{self._own:010}-{local.replace('/', '-')}"
+        own = f"{self._own:010}-{self._id}-{local.replace('/', '-')}"
         size = 0
         with open(self.path / local, "rb") as source, self._remote.create(name or f"{FILES}/{own}") as target:
             while block := source.read(BLOCK_BYTES):
@@ -244,9 +231,9 @@ class RemoteCheckpoint(Checkpoint):
 
     def _put_entry(self, number: int, content: dict[str, Json], files: dict[str, RemoteFile]) -> None:
         name = f"{self._own:010}-{number:010}.json"
-        self._check_claim()
+        self._claims.check("run")
         self._remote.put(f"{EPOCHS}/{name}", seal(_with_files(content, files)))
-        self._check_claim()
+        self._claims.check("run")
         self._entries = [entry for entry in self._entries if entry.name != name]
         self._entries.append(Entry(name, number, content, files))
 

@@ -18,6 +18,7 @@ from scalein.cli.main import main
 from scalein.errors import Fenced
 from scalein.jobs import remote_checkpoint
 from scalein.jobs.job import Job
+from scalein.jobs.remote_checkpoint import RemoteCheckpoint
 from scalein.storage.failpoints import POINTS
 from scalein.storage.object_store import Location
 from scalein.testing import Crashed, Stream, crash_at, until
@@ -159,6 +160,34 @@ def test_a_later_run_fences_an_earlier_one(tmp_path: Path) -> None:
     third = start(tmp_path, where, sink=si.to_memory())
     assert third.wait(60)
     assert third.metrics()["rows_in"] == len(BATCHES) * 50
+
+
+def test_concurrent_starts_get_different_numbers(tmp_path: Path) -> None:
+    """Also if both look for a number before one of them has put its claim: the files of one are never the other's."""
+    where = subtree(tmp_path)
+    first, second = RemoteCheckpoint(where), RemoteCheckpoint(subtree(tmp_path))
+    put = where.put
+
+    def late(name: str, data: bytes) -> None:
+        where.put = put  # type: ignore[method-assign]
+        second.open()
+        put(name, data)
+
+    where.put = late  # type: ignore[method-assign]
+    first.open()
+    assert (first.begin_run(0), second.begin_run(0)) == (1, 0)
+    uploaded = []
+    for checkpoint, content in ((second, b"of the second"), (first, b"of the first")):
+        (checkpoint.path / "state-1").mkdir()
+        (checkpoint.path / "state-1" / "run").write_bytes(content)
+        uploaded.append((checkpoint._upload("state-1/run").name, content))
+    assert [where.read(f"files/{name}") for name, _ in uploaded] == [content for _, content in uploaded]
+    first._put_entry(1, {}, {})
+    with pytest.raises(Fenced, match="another run has taken over"):
+        second._put_entry(1, {}, {})
+    assert where.names("epochs") == ["0000000001-0000000001.json"]
+    first.close()
+    second.close()
 
 
 @pytest.mark.parametrize("damage", ["entry", "file is gone", "short file"])

@@ -35,8 +35,9 @@ import uuid
 from collections.abc import Iterable
 from typing import IO, NamedTuple
 
-from scalein.errors import Damaged, Fenced, NewerFormat, SourceLoc, StoreFailed
+from scalein.errors import Damaged, NewerFormat, SourceLoc, StoreFailed
 from scalein.storage.checked_json import Json, as_int
+from scalein.storage.claims import Claims
 from scalein.storage.local import lock_file
 from scalein.storage.object_store import MANIFESTS, OUTPUT, STATE, Location
 from scalein.storage.publish import seal, unseal
@@ -44,7 +45,6 @@ from scalein.storage.publish import seal, unseal
 FORMAT = 2  # 1: no revisions, and no output that waits
 RETAINED = 2
 _NAME = re.compile(r"(?:(\d{10})-)?(-?\d{9,10})(?:-(\d{6}))?\.json")  # without a start in the first version
-_CLAIM = re.compile(r"start-(\d{10})-\w+")
 _WRITTEN = re.compile(r"(\d{10})-\w+\.\w+")
 _STREAM = f"{MANIFESTS}/stream"
 _STREAM_CONTENT = re.compile(r"([0-9a-f]{8}) (\d+)")
@@ -70,6 +70,7 @@ class Manifests:
     def __init__(self, location: Location) -> None:
         self.location = location
         self.name, self.start = "", 0  # of the stream, and of this start
+        self._claims = Claims(location, MANIFESTS, "start-")
         self._lock: IO[bytes] | None = None
 
     # --- ownership
@@ -85,7 +86,8 @@ class Manifests:
             self.location.remove_temporary(MANIFESTS)
         known = self._stream()
         self.name, previous = known or (uuid.uuid4().hex[:8], 0)
-        self.location.start = self.start = self._claim(previous)
+        self.location.start = self.start = self._claims.take(previous + 1)
+        self._claims.remove_earlier()
         if known is None:  # never again: HDFS replaces a file in two steps
             self.location.put(_STREAM, f"{self.name} {self.start}".encode())
 
@@ -99,30 +101,9 @@ class Manifests:
             raise Damaged("the name of a stream cannot be read", file=self.location.uri_of(_STREAM))
         return found[1], int(found[2])
 
-    def _claim(self, previous: int) -> int:
-        """Claim a number that no other start has; a driver that finds its number claimed twice tries the next."""
-        start = previous
-        while True:
-            start = max([start, *self._starts()]) + 1
-            claim = f"{MANIFESTS}/start-{start:010}-{uuid.uuid4().hex}"
-            self.location.put(claim, b"")
-            starts = self._starts()
-            if starts.count(start) == 1:
-                break
-            self.location.remove(claim)
-        for name in self.location.names(MANIFESTS):
-            if (match := _CLAIM.fullmatch(name)) and int(match[1]) < start:
-                self.location.remove(f"{MANIFESTS}/{name}")
-        return start
-
-    def _starts(self) -> list[int]:
-        return [int(match[1]) for name in self.location.names(MANIFESTS) if (match := _CLAIM.fullmatch(name))]
-
     def check_not_superseded(self) -> None:
         """Raise if there is a later start."""
-        if max(self._starts(), default=0) != self.start:
-            raise Fenced("another driver has taken over this checkpoint", file=self.location,
-                              hint="one of the two must end; this one has")
+        self._claims.check("driver")
 
     def close(self) -> None:
         if self._lock is not None:
