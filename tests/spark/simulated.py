@@ -22,7 +22,8 @@ from scalein.spark.row_groups import RowGroups, ScannedFile, plan_row_groups
 from scalein.spark.serialize import BroadcastPlan, read_static_tables, serialize
 from scalein.spark.streaming.coordinator import Coordinator, StreamSpec
 from scalein.spark.streaming.inputs import StreamInput, row_groups_of
-from scalein.spark.streaming.join_plan import INPUT, JoinPlan, plan_of
+from scalein.spark.streaming.join_plan import plan_of
+from scalein.spark.streaming.several_inputs import INPUT
 from scalein.spark.streaming.sinks import make_committer
 from scalein.spark.streaming.tasks import (
     BatchResult,
@@ -65,13 +66,11 @@ def start_stream(flow: Flow, checkpoint: Path | Location, sink: object, *, parti
 
 def united(flow: Flow, tables: dict[str, pa.Table]) -> pa.Table:
     """Rows of the inputs of a flow as the one stream that they become."""
-    plan = plan_of(flow.op, "final", "drop", "raise", NOWHERE)
-    assert isinstance(plan, JoinPlan)
-    columns = {name: plan.reads_by_input[name] for name in tables}
-    found = [table.select(columns[name]).rename_columns([f"i{k}c{table.column_names.index(each)}"
-                                                         for each in columns[name]])
+    plan = plan_of(flow.op, "changes", "drop", "raise", NOWHERE)
+    assert [*tables] == [*plan.reads_by_input]
+    found = [table.rename_columns([f"i{k}c{number}" for number in range(table.num_columns)])
              .append_column(INPUT, pa.array(np.full(table.num_rows, k), pa.int32()))
-             for k, (name, table) in enumerate(tables.items())]
+             for k, table in enumerate(tables.values())]
     return pa.concat_tables(found, promote_options="default")
 
 

@@ -606,7 +606,7 @@ def test_files_of_a_month_close_their_windows_and_outliers_are_reported(tmp_path
     (lambda q: q.limit(3), "final", "limit depends on the order"),
     (lambda q: q.sort("x"), "final", "cannot be sorted"),
     (lambda q: q.join({"k": ["a"]}, on="k", how="outer"), "final", "how='outer' needs a flow that ends"),
-    (lambda q: q.union(si.flow(pa.schema(list(EVENTS)[::-1])).select("t", "k", "x")), "final", "union of several"),
+    (lambda q: q.union(si.flow(pa.schema(list(EVENTS)[::-1])).select("t", "k", "x")), "final", "different columns"),
     (lambda q: q.union(q.with_watermark("t", "1s")), "final", "different watermarks"),
     (lambda q: q.group_by("k").agg(n=si.count()).sort("n"), "changes", "no order among them"),
     (lambda q: q.group_by("k").agg(f=col("x").first()), "changes", "first depends on the order"),

@@ -14,7 +14,6 @@ from scalein.connectors.sinks.files import FileSink
 from scalein.durations import Duration, seconds
 from scalein.errors import BadArgument, SourceLoc, here, locating, type_name
 from scalein.exec.dead_letters import dead_letter_schema
-from scalein.ir import ops
 from scalein.ir.passes.null_on_error import null_on_error
 from scalein.spark.batch.apply import bound_inputs, dataframes_of
 from scalein.spark.file_scan import are_columns_plain
@@ -22,10 +21,10 @@ from scalein.spark.origin import with_origin
 from scalein.spark.serialize import read_static_tables
 from scalein.spark.streaming.coordinator import StreamSpec, checked_partitions
 from scalein.spark.streaming.inputs import StreamInput
-from scalein.spark.streaming.join_plan import JoinPlan, plan_of
+from scalein.spark.streaming.join_plan import plan_of
 from scalein.spark.streaming.query import StreamJob
 from scalein.spark.streaming.sinks import make_committer
-from scalein.spark.streaming.stream_plan import stream_ops, unbound_source
+from scalein.spark.streaming.stream_plan import unbound_sources
 from scalein.spark.types import arrow_schema, check_clocks
 from scalein.spark.zones import session_zone
 from scalein.state.hash_runs import MIGRATIONS
@@ -45,12 +44,12 @@ def start(q: Flow, stream_df: DataFrame | Mapping[str, DataFrame], *, sink: obje
 
     The flow begins with `si.flow(schema)` and has at most one operator with state: an aggregation, `distinct`,
     `process` (with a watermark) or a join of two streams; perhaps after a union of branches that begin with this same
-    flow. Other joins are with static tables.
+    flow, or of several streams. Other joins are with static tables.
 
-    Two streams that are joined are inputs with names, `si.flow(schema, name="clicks")`, and are given by these:
+    Streams that are joined or united are inputs with names, `si.flow(schema, name="clicks")`, and are given by these:
     `start(q, {"clicks": clicks_df, "views": views_df}, ...)`. Spark reads them as one; each has its own watermark, and
-    the least of them decides what is late, what has no match, and what is forgotten. Rows that have found a match come
-    out with their batch. A late row of a join is dropped and counted, or an error.
+    the least of them decides what is late, what is final, what has no match, and what is forgotten. Rows that have
+    found a match come out with their batch. A late row of a join is dropped and counted, or an error.
 
     Spark reads the stream and tracks its offsets; scalein holds the state and writes results. `checkpoint` is a
     directory, or the address of one that both Spark and pyarrow know ("s3://...", "hdfs://..."): started again with the
@@ -117,7 +116,8 @@ def start(q: Flow, stream_df: DataFrame | Mapping[str, DataFrame], *, sink: obje
     op, sources = bound_inputs(q.op, {name: df.schema for name, df in frames.items()}, at)
     op = read_static_tables(op, at)
     plan = plan_of(null_on_error(op) if error_policy == "null" else op, emit, late_policy, error_policy, at)
-    stream = plan.united(frames) if isinstance(plan, JoinPlan) and plan.is_united else next(iter(frames.values()))
+    is_united = plan.inputs is not None and plan.inputs.is_united
+    stream = plan.inputs.united(frames) if plan.inputs is not None and is_united else next(iter(frames.values()))
     committers = {"out": make_committer(sink, plan.schema, "out", location, at, files_every_s)}
     if late_policy == "sink":
         if plan.window is None:
@@ -133,7 +133,7 @@ def start(q: Flow, stream_df: DataFrame | Mapping[str, DataFrame], *, sink: obje
     types = arrow_schema(stream.schema, at, reads.names), reads
     spark_types, flow_types = map(with_origin, types) if plan.has_origin else types
     input = StreamInput(spark_types, flow_types, plan.scan_conditions, plan.skipped_time,
-                        not plan.is_united and are_columns_plain(stream.schema, reads.names))
+                        not is_united and are_columns_plain(stream.schema, reads.names))
     spec = StreamSpec(plan, input, committers, location, checked_partitions(partitions, at),
                       _trigger(trigger, stream, at), migration, at, name, files_every_s)
     with locating(at):
@@ -142,8 +142,7 @@ def start(q: Flow, stream_df: DataFrame | Mapping[str, DataFrame], *, sink: obje
 
 def _frames(q: Flow, given: object, at: SourceLoc) -> dict[str, DataFrame]:
     """The stream of each input of a flow."""
-    if not any(isinstance(each, ops.StreamJoin) for each in stream_ops(q.op)):
-        unbound_source(q.op, at)
+    unbound_sources(q.op, at)
     frames = dataframes_of(inputs_of(q.op, at), given, at)
     for each in frames.values():
         _check_stream(each, at)

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -57,6 +57,9 @@ from scalein.state.hash_runs import Run
 from scalein.state.run_table import DROPPED, SEEN
 from scalein.storage.checked_json import Json
 
+if TYPE_CHECKING:
+    from scalein.spark.streaming.several_inputs import Inputs
+
 _LATEST = (1 << 63) - 1
 SLICE = "#slice"  # the start of the time slice of a buffered row
 
@@ -84,6 +87,8 @@ class MapSummary:
 class StreamPlan:
     """A flow over one stream. `late` is drop, error or sink; `on_error` is raise or sink."""
 
+    inputs: Inputs | None = None  # where several are one stream, or rows take several ways to a join
+
     def __init__(self, op: ops.Op, emit: str, late: str, on_error: str, at: SourceLoc) -> None:
         self._op, self.emit, self._late, self._on_error, self._at = op, emit, late, on_error, at
         self._edges, fragment = inputs_and_last(op, at)
@@ -104,11 +109,12 @@ class StreamPlan:
         self.max_gap = None if self.time_type is None else max_gap_of(self.time_type)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return StreamPlan, (self._op, self.emit, self._late, self._on_error, self._at)
+        return type(self), (self._op, self.emit, self._late, self._on_error, self._at)
 
     def with_coded(self, names: Collection[str]) -> StreamPlan:
         """The same for a stream with dictionaries of text in some columns."""
-        schema = coded_types(unbound_source(self._op, self._at).arrow, names)
+        (source,) = unbound_sources(self._op, self._at).values()
+        schema = coded_types(source.arrow, names)
         return StreamPlan(with_input_types(self._op, schema), self.emit, self._late, self._on_error, self._at)
 
     @property
@@ -275,6 +281,8 @@ class StreamPlan:
     @cached_property
     def computed_from(self) -> list[str]:
         """The columns of the stream that the map side needs, in the stream's order."""
+        if self.inputs is not None:
+            return self.inputs.computed_from
         found = self._mapped
         if self._has_branches:
             found = {name for branch in self._branches for name in reads(branch.node)}
@@ -288,12 +296,12 @@ class StreamPlan:
     @property
     def reads_by_input(self) -> dict[str, list[str]]:
         """The columns that are needed of each input, in its order."""
-        return {self.source.name: self.computed_from}
+        return {self.edge.source.name: self.computed_from} if self.inputs is None else self.inputs.reads_by_input
 
     @property
     def is_united(self) -> bool:
         """Whether several inputs are one stream."""
-        return False
+        return self.inputs is not None and self.inputs.is_united
 
     @property
     def _mapped(self) -> set[str]:
@@ -303,10 +311,14 @@ class StreamPlan:
 
     @cached_property
     def _branches(self) -> list[Program]:
-        """The branches of a union: each gives rows of the fragment's input, in the columns that are needed."""
+        """The branches of a union."""
+        return [self._branch(edge) for edge in self._edges]
+
+    def _branch(self, edge: SourceEdge) -> Program:
+        """What gives the rows of the fragment's input on the way from an edge, in the columns that are needed."""
         fields = self.fragment.input.schema
         items = tuple(item for item in identity(fields) if item.name in self._mapped) or identity(fields)[:1]
-        return [Program(compile_flow(ops.Project(branch_of(edge, self._first), items))) for edge in self._edges]
+        return Program(compile_flow(ops.Project(branch_of(edge, self._first), items)))
 
     @cached_property
     def row_keys(self) -> tuple[str, ...] | None:
@@ -334,6 +346,8 @@ class StreamPlan:
 
     def advance_clock(self, clock: Clock, summaries: Iterable[Mapping[str, Any]], skipped: TimeSummary) -> Clock:
         """The clock after a batch, from the summaries of its tasks, and the times of rows that none has read."""
+        if self.inputs is not None:
+            return self.inputs.advance_clock(clock, summaries, skipped)
         if self.watermark_op is None:
             return clock
         return clock.advance([*time_summaries(summaries), skipped], self.max_gap, self.watermark_op.delay)
@@ -373,9 +387,7 @@ class StreamPlan:
                  options: Options) -> Iterator[pa.RecordBatch]:
         """The rows to shuffle, for batches of the stream's columns `reads`; other rows are added to `summary`."""
         watermark = clock.watermark
-        morsels = self._morsels(self._without_failing(batches, summary, options), clock, watermark, summary, options)
-        if self._has_branches:
-            morsels = self._branched(morsels, options)
+        morsels = self._arriving(batches, clock, summary, options)
         for is_in_time, some in groupby(self._split(morsels), key=itemgetter(0)):
             rows = (batch for _, batch in some)
             if is_in_time and self.mode == "process":
@@ -384,6 +396,13 @@ class StreamPlan:
                 yield from self.map_reduce.map(rows, options)
             else:
                 yield from self._map_reduce_of_filtered.map(self._in_time(rows, watermark, summary, options), options)
+
+    def _arriving(self, batches: Iterable[pa.RecordBatch], clock: Clock, summary: MapSummary,
+                  options: Options) -> Iterator[Morsel]:
+        """The rows of the fragment's input."""
+        sound = self._without_failing(batches, summary, options)
+        morsels = self._morsels(sound, clock, clock.watermark, summary, options)
+        return self._branched(morsels, options) if self._has_branches else morsels
 
     def routed(self, rows: Iterable[pa.RecordBatch], targets: int,
                options: Options) -> Iterator[tuple[int, int, pa.RecordBatch]]:
@@ -529,17 +548,24 @@ def rows_in_time(batch: pa.RecordBatch, column: str,
     return filtered(batch, from_numpy(~is_late)), filtered(batch, from_numpy(is_late)), timeless
 
 
-def unbound_source(op: ops.Op, at: SourceLoc) -> ops.Source:
-    """The unbound source of a flow. In a union it may occur several times."""
-    sources = [each for each in stream_ops(op) if isinstance(each, ops.Source)]
-    unbound = [each for each in sources if each.data is None]
-    if not unbound:
+def unbound_sources(op: ops.Op, at: SourceLoc) -> dict[str, ops.Source]:
+    """The inputs of a flow by name; in a union or a join each may occur several times."""
+    found: dict[str, ops.Source] = {}
+    bound = 0
+    for each in stream_ops(op):
+        if isinstance(each, ops.Source):
+            bound += each.data is not None
+            if each.data is None and found.setdefault(each.name, each).arrow != each.arrow:
+                raise BadArgument(f"two inputs of the flow have the name {each.name!r} and different columns", at=at,
+                                  hint='give each a name of its own: si.flow(schema, name="clicks")')
+    if not found:
         raise BadArgument("a flow over a stream begins with si.flow(schema), and this one has its data already", at=at,
                           hint="si.flow(stream_df.schema)")
-    if len(unbound) < len(sources) or any(each.arrow != unbound[0].arrow for each in unbound):
-        raise BadArgument("a flow over a stream has one input, and this one has a union of several", at=at,
-                          step="union", hint="unite the streams in Spark: a.unionByName(b)")
-    return unbound[0]
+    if bound:
+        raise BadArgument("a side of a join, or a branch of a union, has its data already", at=at,
+                          hint='begin it with si.flow(schema, name="..."), and give start its stream; an ordinary '
+                               "join, with on= alone, is with a table")
+    return found
 
 
 def inputs_and_last(op: ops.Op, at: SourceLoc) -> tuple[list[SourceEdge], Fragment]:
@@ -555,9 +581,6 @@ def inputs_and_last(op: ops.Op, at: SourceLoc) -> tuple[list[SourceEdge], Fragme
                 raise BadArgument(f"a join with how={each.how!r} needs a flow that ends: only then it is known which "
                                   "rows of the table have no match", at=each.at, step="join",
                                   hint='take how="left" or "inner"')
-    is_join = any(isinstance(each, ops.StreamJoin) for each in stream_ops(op))
-    if not is_join:
-        unbound_source(op, at)
     edges = cut(op)
     *before, last = fragments(edges)
     if any(each.state is not None for each in before):
@@ -566,7 +589,7 @@ def inputs_and_last(op: ops.Op, at: SourceLoc) -> tuple[list[SourceEdge], Fragme
                               "them", at=at, step="sort", hint="sort the rows that the sink has received")
         raise BadArgument("a flow over a stream has at most one operator with state, and this one has several",
                           at=at, hint="start a second stream over the output of the first")
-    if is_join:
+    if isinstance(last.state, ops.BufferedJoin) or len({edge.source.name for edge in edges}) > 1:
         return edges, last
     marks = [None if edge.watermark is None else (edge.watermark.column, edge.watermark.delay) for edge in edges]
     is_one = len(set(marks)) == 1 and (marks[0] is None or all(edge.has_own_times for edge in edges))
