@@ -115,13 +115,21 @@ class StateCost:
     group_bytes: float
     rows: float  # of the step, for a row of the source
     span: Span | None = None  # None: it stays for ever
+    keeps_rows: bool = False  # each is kept, whatever its key
 
     def count(self, rate: float, keys: int | None, rows: float) -> float:
-        """The groups that there are when `rows` rows of the source have come, at a rate."""
+        """The groups that there are when `rows` rows of the source have come, at a rate.
+
+        >>> state = StateCost("sort", Groups(100, {1: 100}), 24.0, 0.5, keeps_rows=True)
+        >>> state.count(1e6, None, 1e9), state.count(1e6, 1000, 1e9)
+        (500000000.0, 500000000.0)
+        """
         total = rows * self.rows
+        within = total if self.span is None else self.span.rows or rate * self.rows * self.span.seconds
+        if self.keeps_rows:
+            return min(total, within)
         if self.span is None:
             return self.groups.expected(total, keys)
-        within = self.span.rows or rate * self.rows * self.span.seconds
         return self.span.slices * self.groups.expected(min(total, within) / self.span.slices, keys)
 
 

@@ -45,7 +45,9 @@ MODEL_ERROR, WORKER_ERROR, DISK_ERROR, MACHINE_ERROR = 0.06, 0.05, 0.3, 0.2  # r
 SPARK_ERROR = 0.15
 LATENCY_FACTOR = 1.4  # either way, besides what the error of the greatest rate does
 HEADROOM = 0.9  # the greatest utilization that is planned for
+FEW_ROWS = 5_000  # of a sample that says little
 MOST_WORKERS, MOST_ASKED = 64, 1_024
+GREATEST_FACTOR = 1_000.0  # on a rate, that a plan looks at
 GREATEST = 1e18  # of any number that is given
 
 
@@ -199,7 +201,11 @@ class Model(Scales):
             found.append("the machine was not calibrated (`scalein calibrate`): its figures are typical ones")
         if config.workers > machine.cores:
             found.append(f"the machine has {machine.cores} cores: this is of one like it with {config.workers}")
-        growing = [each.name for each in self.costs.states if each.span is None and each.groups.is_growing]
+        if 0 < self.costs.rows < FEW_ROWS:
+            found.append(f"the sample has only {self.costs.rows:,} rows: with some hundred thousand, as they will "
+                         "come, figures are less of a guess")
+        growing = [each.name for each in self.costs.states
+                   if each.span is None and each.groups.is_growing and not each.keeps_rows]
         if growing and config.keys is None:
             found.append(f"most keys of {growing[0]} occur once in the sample: its state is that after an hour, if the "
                          "sample is like the rest; keys= says how many there are")
@@ -398,9 +404,11 @@ class Model(Scales):
         limits = {"workers": found.max_rate / found.rate if found.rate else inf}
         if isfinite(limit_s):
             limits["latency"] = _greatest_factor(found, limit_s)
-        if found.config["memory"] is not None and found.state_bytes:
-            config_memory = float(str(found.config["memory"]))
-            limits["memory"] = config_memory / max(found.memory + found.on_disk_bytes, 1.0)
+        notes = list(found.notes)
+        if found.on_disk_bytes:
+            notes.append(f"{format_bytes(found.on_disk_bytes)} of the state are on disk: memory has no room for them")
+        elif found.config["memory"] is not None and (leaves := _leaves_memory(found)) is not None:
+            limits["memory"] = leaves
         first = min(limits, key=limits.__getitem__)
         margin = limits[first]
         text = {
@@ -409,7 +417,6 @@ class Model(Scales):
             "memory": f"the state, {format_bytes(found.state_bytes)} now, leaves the memory",
         }[first]
         how_far = f"at {margin:.2f} times the load" if margin > 0 else "at any load"
-        notes = list(found.notes)
         if not is_feasible and margin >= 1:
             notes.append(f"the rate can be held, but not with {1 - headroom:.0%} to spare")
         return Plan(is_feasible, found.workers, found, f"{text}: {how_far}", margin, limits, tuple(notes))
@@ -431,6 +438,19 @@ def _greatest_factor(found: Prediction, limit_s: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if again(found.max_rate * middle).p99_s <= limit_s else (low, middle)
     return low * found.max_rate / found.rate
+
+
+def _leaves_memory(found: Prediction) -> float | None:
+    """The factor on a prediction's rate at which state leaves the memory; None if it does not, as it does not grow."""
+    again: Callable[[float], Prediction] | None = found._at
+    assert again is not None
+    low, high = 1.0, GREATEST_FACTOR
+    if not again(found.rate * high).on_disk_bytes:
+        return None
+    while high > low * 1.001:
+        middle = sqrt(low * high)
+        low, high = (low, middle) if again(found.rate * middle).on_disk_bytes else (middle, high)
+    return low
 
 
 _WORDS = {

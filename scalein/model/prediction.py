@@ -172,7 +172,7 @@ def _interval(found: Prediction, name: str, show: Callable[[float], str]) -> str
 
 
 def _time(seconds: float) -> str:
-    return format_seconds(seconds) if isfinite(seconds) else "for ever"
+    return format_seconds(seconds) if isfinite(seconds) else "without end"
 
 
 def _count(number: float) -> str:

@@ -5,12 +5,15 @@ be timed in seconds of that thread's CPU, which other work on the machine hardly
 of different sizes are measured, each several times, of which the least counts; `costs.fit` takes them apart. Kernels
 report what their code does for a row (`ir/estimate.py`).
 
-A sample is repeated to fill long rounds; times of a watermark's column go on from one repetition to the next.
+A sample is repeated to fill long rounds; times of a watermark's column go on from one repetition to the next, as far as
+their type reaches.
 """
 
 from __future__ import annotations
 
 import tempfile
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -38,13 +41,16 @@ from scalein.jobs.source_readers import SourceReaders
 from scalein.kernels.kernel_metrics import Profile, profiling
 from scalein.model.calibration import calibration_of
 from scalein.model.costs import Costs, Round, StageShare, fit
-from scalein.model.model import Model
+from scalein.model.model import FEW_ROWS, Model
 from scalein.model.states import states_of
 from scalein.options import Options
 
 MAX_SAMPLE_ROWS = 1 << 21
 LONG_ROUND_ROWS = 1 << 21  # of the longest rounds that are measured
 MAX_COPIES = 48  # of a sample
+SAMPLE_S = 3.0  # for which a source without an end is read, where it has fewer rows
+SMALL_SAMPLE_ROWS = 1 << 14  # a smaller one is repeated first: of a few rows, no cost can be measured
+FEW_SPREAD = 0.3  # the relative error, at least, of a sample that says little
 LONG_BATCH_ROWS = 1 << 18
 REPEATS = 7
 BUDGET_S = 0.15  # of each measurement, which is made at least twice
@@ -89,8 +95,9 @@ def profile(flow: Flow, sample: object = None, *, calibration: object = None, em
     """A model of a flow as a job, from a run over a sample that takes a second or two.
 
     `sample` is the data of an unbound flow, or stands for that of its source: some hundred thousand rows as they will
-    come, in their order. Without it, the first rows of the flow's own source are read. With several inputs it is a dict
-    by their names. `calibration` is what `scalein calibrate` wrote, of the machine that this runs on.
+    come, in their order. Without it, the first rows of the flow's own source are read, of one without an end those of
+    three seconds. With several inputs it is a dict by their names. `calibration` is what `scalein calibrate` wrote, of
+    the machine that this runs on.
 
     >>> import pyarrow as pa, scalein as si
     >>> q = si.flow({"k": pa.int64()}).group_by("k").agg(n=si.count())
@@ -119,8 +126,8 @@ def _sampled(op: ops.Op, sample: object, emit: str, at: SourceLoc) -> ops.Op:
     names = [edge.source.name for edge in edges]
     given: Mapping[str, object] = {}
     if sample is not None:
-        given = {names[0]: sample} if len(edges) == 1 and not isinstance(sample, dict) else by_name(
-            dict.fromkeys(names), sample, "sample", at)
+        is_by_name = len(edges) > 1 or (isinstance(sample, Mapping) and sample.keys() == {names[0]})
+        given = by_name(dict.fromkeys(names), sample, "sample", at) if is_by_name else {names[0]: sample}
     tables = {edge.source.name: _table(edge.source, given.get(edge.source.name), at) for edge in edges}
     if not all(table.num_rows for table in tables.values()):
         raise BadArgument("a sample needs rows", at=at)
@@ -141,12 +148,30 @@ def _table(source: ops.Source, given: object, at: SourceLoc) -> pa.Table:
     if isinstance(data, Batches) and data.table is not None:
         return data.table.slice(0, MAX_SAMPLE_ROWS).combine_chunks()
     found, rows = [], 0
-    for batch in data.read():
+    for batch in _endless(data) if isinstance(data, BoundSource) and not data.bounded else data.read():
         found.append(batch)
         rows += batch.num_rows
         if rows >= MAX_SAMPLE_ROWS:
             break
     return pa.Table.from_batches(found, data.schema).slice(0, MAX_SAMPLE_ROWS).combine_chunks()
+
+
+def _endless(source: BoundSource) -> Iterator[pa.RecordBatch]:
+    """Rows of a source without an end, of its partitions in turns, as far as they come within a few seconds."""
+    source, ends_s = source.until_now() or source, time.monotonic() + SAMPLE_S
+    partitions = deque(source.read_from(partition, None) for partition in source.partitions())
+    try:
+        while partitions and time.monotonic() < ends_s:
+            found = next(partitions[0], None)
+            if found is None:
+                partitions.popleft()
+                continue
+            partitions.rotate(-1)
+            if found[0].num_rows:
+                yield found[0]
+    finally:
+        for each in partitions:
+            each.close()
 
 
 # --- measuring
@@ -157,7 +182,11 @@ def measure(op: ops.Op, emit: str, at: SourceLoc) -> Costs:
     edges = cut_together([op], emit)
     tables = {edge.source.name: edge.source.data.table for edge in edges
               if isinstance(edge.source.data, Batches) and edge.source.data.table is not None}
-    rows = sum(table.num_rows for table in tables.values())
+    given, whole_op, room = sum(table.num_rows for table in tables.values()), op, _room(op, edges)
+    rows, moved = given, sum(_read_bytes(edge, tables[edge.source.name]) for edge in edges) / given
+    while rows < SMALL_SAMPLE_ROWS and room > 1:
+        copies = min(MAX_COPIES, -(-SMALL_SAMPLE_ROWS // rows), room)
+        op, rows, room = _repeated(op, edges, copies), rows * copies, room // copies
     small, medium = max(1, min(1_000, rows // 4)), max(1, min(1 << 14, rows // 4))
 
     def passes(flow: ops.Op, batch_rows: int, per_round: int, most: int) -> list[_Pass]:
@@ -168,22 +197,24 @@ def measure(op: ops.Op, emit: str, at: SourceLoc) -> Costs:
     best = _best(singles[1])
     # No round takes longer than this, however many rows there are.
     longest = max(1 << 17, LONG_ROUND_S * best.total.rows / best.whole_s)
-    long_rows = int(min(LONG_ROUND_ROWS, MAX_COPIES * rows // 3, longest))
-    copies = min(MAX_COPIES, max(1, -(-3 * long_rows // rows)))
+    most_copies = min(MAX_COPIES, room)
+    long_rows = int(max(1, min(LONG_ROUND_ROWS, most_copies * rows // 3, longest)))
+    copies = min(most_copies, max(1, -(-3 * long_rows // rows)))
     flow = _repeated(op, edges, copies)
     sizes = [(LONG_BATCH_ROWS, long_rows), (LONG_BATCH_ROWS, long_rows // 4), (medium, long_rows // 4),
              (small, min(long_rows // 4, 1_024 * small))]
-    longs = [passes(flow, min(size, round_rows), max(1, -(-round_rows // size)), 3 * round_rows)
+    longs = [passes(flow, max(1, min(size, round_rows)), max(1, -(-round_rows // size)), max(1, 3 * round_rows))
              for size, round_rows in sizes]
-    moved = sum(_read_bytes(edge, tables[edge.source.name]) for edge in edges)
     whole = _best(longs[0])
     taken = sum(each.rows for each in whole.rounds)
     # Of the last batch of a pass, which may be shorter, nothing is said.
     times = np.min([[one.seconds for one in each.warm] for each in singles[1]], axis=0)[:-1]
     scv = float(np.var(times) / np.mean(times) ** 2) if len(times) > 2 else 0.1
-    common = {"variability": min(scv, 4.0), "rows": rows, "bytes": moved / rows, "rows_out": whole.rows_out / taken,
-              "stages": whole.stages, "states": tuple(states_of(op, rows)), "emits_late": emit == "final"}
-    return replace(_fitted(longs), **common, alone=_fitted(singles))
+    common = {"variability": min(scv, 4.0), "rows": given, "bytes": moved, "rows_out": whole.rows_out / taken,
+              "stages": whole.stages, "states": tuple(states_of(whole_op, given)), "emits_late": emit == "final"}
+    found = _fitted(longs)
+    return replace(found, **common, spread=max(found.spread, FEW_SPREAD if given < FEW_ROWS else 0.0),
+                   alone=_fitted(singles))
 
 
 def _fitted(measured: list[list[_Pass]]) -> Costs:
@@ -269,16 +300,54 @@ def _read_bytes(edge: SourceEdge, table: pa.Table) -> float:
     return float(table.select(sorted(used)).nbytes)
 
 
+def _times(edges: list[SourceEdge]) -> dict[str, str]:
+    """The columns of watermarks, by the names of their sources."""
+    return {edge.source.name: edge.watermark.column for edge in edges
+            if edge.watermark is not None and edge.has_own_times}
+
+
+def _room(op: ops.Op, edges: list[SourceEdge]) -> int:
+    """How many copies of the tables, one after the other in time, the types of their times have room for.
+
+    Windows and waits beyond the last row need some of it too.
+    """
+    found, margin, times = MAX_COPIES * SMALL_SAMPLE_ROWS, 0, _times(edges)
+    for each in walk_streams(op):
+        match each:
+            case ops.Watermark():
+                margin += each.delay
+            case ops.Aggregate(window=window) | ops.AssignWindows(window=window) if window is not None:
+                margin += 2 * window.margin
+            case ops.StreamJoin(bound=bound) if bound is not None:
+                margin += abs(bound.left_wait) + abs(bound.right_wait)
+            case ops.Over() if each.length is not None:
+                margin += each.length
+            case _:
+                pass
+    for edge in edges:
+        data = edge.source.data
+        if edge.source.name not in times or not isinstance(data, Batches) or data.table is None:
+            continue
+        column = data.table[times[edge.source.name]]
+        bits = column.type.bit_width - (not pa.types.is_unsigned_integer(column.type))
+        last = (1 << min(63, bits)) - 1
+        known = pc.min_max(as_integers(column.combine_chunks()))
+        if known["max"].is_valid:
+            step = known["max"].as_py() - known["min"].as_py() + 1
+            found = min(found, 1 + max(0, last - margin - known["max"].as_py()) // step)
+    return found
+
+
 def _repeated(op: ops.Op, edges: list[SourceEdge], copies: int) -> ops.Op:
     """The flow over tables that are repeated; times of a watermark's column go on from one copy to the next."""
     if copies == 1:
         return op
-    times = {edge.source.name: edge.watermark.column for edge in edges
-             if edge.watermark is not None and edge.has_own_times}
+    times = _times(edges)
 
     def repeated(source: ops.Source, table: pa.Table) -> pa.Table:
         column = times.get(source.name)
-        return pa.concat_tables([table] * copies if column is None else _later(table, column, copies))
+        found = pa.concat_tables([table] * copies if column is None else _later(table, column, copies))
+        return found.combine_chunks() if found.num_rows < SMALL_SAMPLE_ROWS * MAX_COPIES // 16 else found
 
     return _with_tables(op, repeated)
 
@@ -286,11 +355,9 @@ def _repeated(op: ops.Op, edges: list[SourceEdge], copies: int) -> ops.Op:
 def _later(table: pa.Table, column: str, copies: int) -> Iterator[pa.Table]:
     """Copies of a table, each with times after those of the one before."""
     place, kind = table.column_names.index(column), table[column].type
-    values = as_integers(table[column].combine_chunks())
-    known = np.asarray(values.drop_null())
-    step = int(known.max() - known.min()) + 1 if len(known) else 0
-    plain = pa.int32() if values.type.bit_width == 32 else pa.int64()
-    numbers = values.cast(plain)
+    numbers = as_integers(table[column].combine_chunks())
+    known = pc.min_max(numbers)
+    step = known["max"].as_py() - known["min"].as_py() + 1 if known["max"].is_valid else 0
     for number in range(copies):
-        shifted = pc.add(numbers, pa.scalar(number * step, plain)).cast(values.type)
-        yield table.set_column(place, table.field(column), shifted if values.type == kind else shifted.cast(kind))
+        shifted = pc.add(numbers, pa.scalar(number * step, pa.int64()))
+        yield table.set_column(place, table.field(column), shifted if shifted.type == kind else shifted.cast(kind))

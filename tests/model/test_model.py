@@ -144,6 +144,21 @@ def test_a_recommendation_says_what_breaks_first() -> None:
     assert any("cores" in note for note in one.recommend(rate=one.predict(workers=5).max_rate * 0.85).notes)
 
 
+def test_a_plan_says_when_state_leaves_the_memory() -> None:
+    """Where it grows with the rate; where it is on disk already, there is nothing to come."""
+    rows = StateCost("over", Groups(1000, {1: 1000}), 100.0, 1.0, Span(1.0, seconds=10.0), keeps_rows=True)
+    growing = model(rows).recommend(rate=1e6, memory="4GB")  # 1 GB now; 5/8 of the memory are for state
+    assert growing.limits["memory"] == pytest.approx(2.5, rel=0.01)
+    assert "leaves the memory" in growing.breaks_first
+    at_the_edge = model(rows).predict(rate=1e6 * growing.margin * 1.01, memory="4GB")
+    assert at_the_edge.on_disk_bytes > 0
+    keyed = model(MANY)  # 640 MB, however fast they come
+    for memory, is_on_disk in (("2GB", False), ("100MB", True)):
+        plan = keyed.recommend(rate=1e5, memory=memory, keys=10_000_000)
+        assert "memory" not in plan.limits
+        assert any("on disk" in note for note in plan.notes) == is_on_disk
+
+
 def test_another_machine() -> None:
     slow = replace(TYPICAL, operations=TYPICAL.operations / 2, cores=4)
     here = model()
