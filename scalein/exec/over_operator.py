@@ -42,6 +42,7 @@ from scalein.exec.operator import (
     reads,
 )
 from scalein.ir import ops
+from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Col, Expr, Named, type_of
 from scalein.ir.internal_names import internal
 from scalein.ir.ops.over import SPACED, WINDOWED
@@ -101,12 +102,16 @@ class _EventTimeOver(Stateless, ABC):
                      for call in self._op.calls)
 
     def _runner_of(self, schema: Schema, calls: Iterable[OverCall]) -> FragmentRunner:
-        """What computes calls over rows with these columns; in memory, so that rows stay in their order."""
+        """What computes calls over rows with these columns; in memory, so that rows stay in their order.
+
+        Among the rows are remembered ones, in which columns may be null that never are in the input.
+        """
         op = self._op
         known = {item.name: item.expr for item in identity(schema)}
         keys = tuple(known[name] for name in self._keys)
         by = tuple(replace(by, expr=known[self._columns[by.expr]]) for by in op.by)
-        over = ops.Over(placeholder(schema), keys, by, tuple(calls), op.nulls_last, at=op.at)
+        over = ops.Over(placeholder(schema), keys, by, tuple(_over_columns(call, known) for call in calls),
+                        op.nulls_last, at=op.at)
         return FragmentRunner(over, self._in_memory, by_row=False)
 
     @property
@@ -161,6 +166,14 @@ class _EventTimeOver(Stateless, ABC):
 
     def close(self) -> None:
         self._rows.close()
+
+
+def _over_columns(call: OverCall, known: dict[str, Expr]) -> OverCall:
+    """The call over columns of the same names, some of which may be null where its own could not."""
+    args = tuple(known[arg.name] if isinstance(arg, Col) else arg for arg in call.agg.args)
+    may_be_null = any(arg.nullable for arg in args) and not all(arg.nullable for arg in call.agg.args)
+    is_value = call.agg.fn not in AGGREGATES or not AGGREGATES[call.agg.fn].never_null
+    return replace(call, agg=replace(call.agg, args=args, nullable=call.agg.nullable or (may_be_null and is_value)))
 
 
 def _parts(kept: list[Json], name: str) -> list[Json]:

@@ -101,6 +101,21 @@ def test_jobs_give_what_collect_gives(shape: str, seed: int, size: int, rows: in
     assert_same(out.table(), wanted(make, table), tolerance=1e-9)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_columns_that_are_never_null(shape: str) -> None:
+    """Rows that a key remembers are among others, for which columns are null that are not in the input."""
+    table = table_of(200, 3, 8)
+    full = {name: values.fill_null({"string": "", "int64": 7, "double": 1.5}.get(str(values.type), 0))
+            for name, values in zip(table.column_names, table.columns, strict=True) if name != "t"}
+    full["t"] = table["t"].cast(pa.int64()).fill_null(0).cast(T)
+    schema = pa.schema([field.with_nullable(False) for field in SCHEMA])
+    table = pa.table({name: full[name] for name in SCHEMA.names}, schema=schema)
+    out = si.to_memory()
+    flow = si.from_batches(lambda: iter(table.to_batches(max_chunksize=17)), schema).with_watermark("t", "10s")
+    SHAPES[shape](flow).start(sink=out).wait()
+    assert_same(out.table(), SHAPES[shape](si.from_arrow(table).with_watermark("t", "10s")).collect(), tolerance=1e-9)
+
+
 @pytest.mark.parametrize("shape", ["rows", "time", "running", "distinct", "sliding", "count"])
 def test_resumes_where_it_stopped(shape: str, tmp_path: Path) -> None:
     """Starts end in the middle of the source; results are those of one run."""
