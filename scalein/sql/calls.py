@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache
+from math import log
 
 from sqlglot import exp
 
@@ -19,7 +20,7 @@ from scalein.durations import Span
 from scalein.errors import WrongType, guess
 from scalein.ir import aggregates
 from scalein.ir.aggregates import AGGREGATES
-from scalein.ir.exprs import Agg, Expr, Lit
+from scalein.ir.exprs import Agg, Call, Expr, Lit
 from scalein.ir.functions.registry import ANY, REGISTRY
 from scalein.ir.unify import Refused, own_type_of
 from scalein.sql.exprs import Exprs, _in_sql, _is_null, _sql_hint
@@ -144,7 +145,18 @@ def _substring(e: Exprs, node: exp.Expr, fn: str, given: list[Expr]) -> Expr:
 
 
 def _round(e: Exprs, node: exp.Expr, fn: str, given: list[Expr]) -> Expr:
-    return e.call(node, fn, given[0], params=(_integer(e, node, given[1]) if len(given) > 1 else 0,))
+    """Half away from zero; integers too, where the number of places is negative."""
+    places = _signed(e, node, given[1]) if len(given) > 1 else 0
+    own = own_type_of(given[0])
+    if own is None or not own.is_int or places >= 0:
+        return e.call(node, fn, given[0], params=(places,))
+    unit = 10**-places
+    if unit >= 2 ** (own.bits - 1):
+        raise e.refused(f"ROUND of {own!r} takes at most {len(str(2 ** (own.bits - 1))) - 1} places", node)
+    rest = e.truncating(node, "mod", given[0], Lit(unit))
+    whole = e.call(node, "sub", given[0], rest)
+    return e.call(node, "if_else", e.call(node, "ge", rest, Lit(unit // 2)), e.call(node, "add", whole, Lit(unit)),
+                  e.call(node, "le", rest, Lit(-(unit // 2))), e.call(node, "sub", whole, Lit(unit)), whole)
 
 
 def _strip(e: Exprs, node: exp.Expr, fn: str, given: list[Expr]) -> Expr:
@@ -394,12 +406,13 @@ def _split_index(e: Exprs, node: exp.Expr) -> Expr:
                   params=(_constant(e, node, by), _integer(e, node, number) + 1))
 
 
-def _log10(e: Exprs, node: exp.Expr) -> Expr:
-    return e.call(node, "div", e.call(node, "log", e.expr(arguments(node)[0])), Lit(2.302585092994046))
-
-
-def _log2(e: Exprs, node: exp.Expr) -> Expr:
-    return e.call(node, "div", e.call(node, "log", e.expr(arguments(node)[0])), Lit(0.6931471805599453))
+def _log(e: Exprs, node: exp.Expr) -> Expr:
+    """LOG10(x), LOG2(x), LOG(base, x); LOG(x) is of base 10, as in DuckDB. The parser knows them all as LOG."""
+    given = arguments(node)
+    base: Expr = Lit(10) if len(given) < 2 else e.expr(given[0])
+    logs = [Lit(log(float(value.value))) if isinstance(value, Lit) and isinstance(value.value, int) and value.value > 0
+            else e.call(node, "log", e.with_type(node, value)) for value in (e.expr(given[-1]), base)]
+    return e.call(node, "div", *logs)
 
 
 def _sign(e: Exprs, node: exp.Expr) -> Expr:
@@ -409,14 +422,33 @@ def _sign(e: Exprs, node: exp.Expr) -> Expr:
 
 
 def _left(e: Exprs, node: exp.Expr) -> Expr:
-    text, number = arguments(node)
-    return e.call(node, "str_slice", e.expr(text), params=(0, _integer(e, node, e.expr(number))))
+    """The first letters; of a negative number, all but so many."""
+    text, number = (e.expr(each) for each in arguments(node))
+    count = _signed(e, node, number)
+    if count >= 0:
+        return e.call(node, "str_slice", text, params=(0, count))
+    if count < -1000:
+        raise e.refused("LEFT leaves out at most 1,000 letters", node)
+    text = e.with_type(node, text)
+    kept = e.call(node, "str_extract", text, params=(f"(?s)^(.*).{{{-count}}}$", 1))
+    is_null = e.call(node, "is_null", text)
+    return e.call(node, "if_else", is_null, Lit(None), e.call(node, "fill_null", kept, Lit("")))
 
 
 def _right(e: Exprs, node: exp.Expr) -> Expr:
-    text, number = arguments(node)
-    count = _integer(e, node, e.expr(number))
-    return e.call(node, "str_slice", e.expr(text), params=(-count, None) if count else (0, 0))
+    """The last letters; of a negative number, all but so many."""
+    text, number = (e.expr(each) for each in arguments(node))
+    count = _signed(e, node, number)
+    if count < 0:
+        return e.call(node, "str_slice", text, params=(-count, None))
+    return e.call(node, "str_slice", text, params=(-count, None) if count else (0, 0))
+
+
+def _signed(e: Exprs, node: exp.Expr, arg: Expr) -> int:
+    """A constant integer, which may be negative."""
+    if isinstance(arg, Call) and arg.fn == "neg":
+        return -_integer(e, node, arg.args[0])
+    return _integer(e, node, arg)
 
 
 def _add_time(e: Exprs, node: exp.Expr) -> Expr:
@@ -449,7 +481,7 @@ _SPECIAL: dict[type[exp.Expr], Callable[[Exprs, exp.Expr], Expr]] = {
     exp.Date: _to_date,
 }
 _COMPOSED: dict[str, Callable[[Exprs, exp.Expr], Expr]] = {
-    "DATE_PART": _date_part, "SPLIT_INDEX": _split_index, "LOG10": _log10, "LOG": _log10, "LOG2": _log2,
+    "DATE_PART": _date_part, "SPLIT_INDEX": _split_index, "LOG10": _log, "LOG": _log, "LOG2": _log,
     "SIGN": _sign, "LEFT": _left, "RIGHT": _right, "EPOCH_MS": _epoch("ms"), "EPOCH_US": _epoch("us"),
     "DAYOFWEEK": lambda e, node: _part(e, node, "DOW", e.expr(arguments(node)[0])),
     "TUMBLE": _window_outside, "HOP": _window_outside, "SESSION": _window_outside, "CUMULATE": _window_outside,
@@ -506,7 +538,9 @@ def aggregate_of(e: Exprs, node: exp.Expr, grouped: bool) -> Agg:
     """The typed aggregate of a call, with FILTER, DISTINCT and WITHIN GROUP."""
     where: Expr | None = None
     call, ordered = node, None
+    skips_nulls = False
     while isinstance(call, exp.Filter | exp.WithinGroup | exp.IgnoreNulls | exp.RespectNulls):
+        skips_nulls = skips_nulls or isinstance(call, exp.IgnoreNulls)
         if isinstance(call, exp.Filter):
             where = replace_step(e, "FILTER").condition(call.args["expression"].this)
         if isinstance(call, exp.WithinGroup):
@@ -519,7 +553,12 @@ def aggregate_of(e: Exprs, node: exp.Expr, grouped: bool) -> Agg:
     given = [each for each in given if not isinstance(each, exp.Star)]
     fn = next((each for each in fns if AGGREGATES[each].arity == len(given)), fns[0])
     shown = names_of(e.source, call)[0] if names_of(e.source, call) else type(call).__name__.upper()
+    is_descending = False
     if ordered is not None:
+        if len(ordered.expressions) != 1 or fn not in ("quantile", "approx_quantile"):
+            raise e.refused(f"WITHIN GROUP (ORDER BY ...) of {shown} is not supported", node,
+                            "PERCENTILE_CONT(0.5) WITHIN GROUP (ORDER BY x) is")
+        is_descending = bool(ordered.expressions[0].args.get("desc"))
         given = [ordered.expressions[0].this, *given]
     if is_distinct and fn == "count_valid":
         fn = "n_unique"
@@ -539,10 +578,14 @@ def aggregate_of(e: Exprs, node: exp.Expr, grouped: bool) -> Agg:
             raise e.refused(f"{shown} takes a constant share", node, "0.5 is the median") from None
         if not 0 <= params[0] <= 1:
             raise e.refused(f"{shown} takes a share from 0 to 1", node)
+        params = (1 - params[0],) if is_descending else params
         given = given[:1]
     if len(given) != arity:
         raise e.refused(f"{shown} takes {arity} argument{'s' * (arity != 1)}, not {len(given)}", node)
     args = tuple(inside.typed(each) for each in given)
+    if args[:1] and args[0].nullable and (fn in ("arg_min", "arg_max") or (skips_nulls and fn in ("first", "last"))):
+        there = e.call(node, "is_not_null", args[0])  # as in DuckDB, which takes the row with the most of the others
+        where = there if where is None else e.call(node, "and", where, there)
     try:
         return aggregates.typed(Agg(fn, args, params=params, at=e.source.at), args, where, grouped)
     except Refused as refused:

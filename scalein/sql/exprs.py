@@ -164,7 +164,7 @@ class Exprs:
             return self._fields(column(scope, parts[0], "", self.source, span_of(node), self.step).expr,
                                 parts[1:], node)
         if node.table and not scope.find(node.name, node.table):
-            structs = scope.find(node.table)
+            structs = scope.structs(node.table)
             if len(structs) == 1:
                 return self._fields(structs[0].expr, [node.name], node)
         if not scope.find(node.name, node.table) and node.name.upper() in _NILADIC and not node.table:

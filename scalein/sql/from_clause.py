@@ -7,6 +7,7 @@ An outer join is between what came before it and its right side.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,7 @@ class FromClause:
         self.at = planner.at
         self.env = env
         self.outer = outer
+        self.tables: set[str] = set()  # those of this FROM, in lower case: their names mean no structs
 
     def rows(self, node: exp.Select) -> Rows:
         """The rows that SELECT is over."""
@@ -83,8 +85,9 @@ class FromClause:
             first = windows.as_columns(first, self.source)
         groups: list[list[Relation]] = [[first]]
         given: list[exp.Expr] = []  # of ON
-        for join in joins:
-            right = windows.as_columns(self.planner.table(join.this, self.env), self.source)
+        rights = [windows.as_columns(self.planner.table(join.this, self.env), self.source) for join in joins]
+        self.tables = {table.lower() for each in (first, *rights) for table in each.tables}
+        for join, right in zip(joins, rights, strict=True):
             self._check_names([each for group in groups for each in group], right, join)
             kind = self._kind(join)
             on = join.args.get("on")
@@ -130,8 +133,14 @@ class FromClause:
             return kind.lower()
         if kind in ("OUTER",):
             return "full"
-        return "inner" if join.args.get("on") is not None or join.args.get("using") or method == "NATURAL" else (
-            "comma" if not kind else "cross")
+        if method not in ("", "NATURAL") or kind:
+            raise self.planner.error(f"{method or kind} JOIN is not supported", join.this)
+        if join.args.get("on") is not None or join.args.get("using") or method:
+            return "inner"
+        place = span_of(join.this)
+        if place is not None and re.search(r"\bJOIN[\s(]*$", self.source.text[: place[0]], re.IGNORECASE):
+            raise self.planner.error("JOIN needs ON or USING", join.this, "CROSS JOIN pairs all rows")
+        return "comma"
 
     def _check_names(self, known: list[Relation], right: Relation, join: exp.Expr) -> None:
         taken = {table.lower() for each in known for table in each.tables if table}
@@ -225,12 +234,13 @@ class FromClause:
         if kind == "full":
             raise self.planner.error("FULL JOIN takes equalities in ON", rest[0],
                                      "LEFT JOIN takes any condition; UNION ALL adds the rows of the other side")
-        matched = equi_join(left, right, pairs, "inner" if pairs else "cross", self.at)
+        # Rows without a match have no key on the right side, so its keys are columns of their own.
+        matched = equi_join(left, right, pairs, "inner" if pairs else "cross", self.at, keeps_keys=True)
         used: set[str] = set()
         for a, _ in pairs:
             used |= columns(a)
         for each in rest:
-            condition = Exprs(self.source, replace(matched, columns=matched.columns), "ON").condition(each)
+            condition = Exprs(self.source, matched, "ON").condition(each)
             used |= columns(condition) & set(left.op.schema.names)
             matched = filtered(matched, condition, self.at)
         names = sorted(used & set(left.op.schema.names))
@@ -345,7 +355,7 @@ class FromClause:
         """The relations that a condition is about; None if it has a column of none, or one that several have."""
         found: set[int] = set()
         for each in node.find_all(exp.Column):
-            holders = [k for k, relation in enumerate(relations) if _has(relation, each)]
+            holders = [k for k, relation in enumerate(relations) if self._has(relation, each)]
             if len(holders) != 1:
                 return None
             found.add(holders[0])
@@ -356,7 +366,16 @@ class FromClause:
         outer = self.outer
         if outer is None:
             return False
-        return any(not _has(relation, each) and _has(outer, each) for each in node.find_all(exp.Column))
+        return any(not self._has(relation, each) and self._has(outer, each) for each in node.find_all(exp.Column))
+
+    def _has(self, relation: Relation, node: exp.Column) -> bool:
+        """Whether a name is one of the relation's columns, or a field of one."""
+        if relation.find(node.name, node.table):
+            return True
+        first, *rest = (part.name.lower() for part in node.parts)
+        if first in self.tables:
+            return len(rest) > 1 and bool(relation.find(rest[0], first))
+        return bool(rest) and bool(relation.structs(first))
 
     def _reads_window(self, node: exp.Expr, relation: Relation) -> bool:
         window = relation.window
@@ -365,14 +384,6 @@ class FromClause:
         edges = (window.start, window.end, window.last)
         return any(found.expr in edges for each in node.find_all(exp.Column)
                    for found in relation.find(each.name, each.table))
-
-
-def _has(relation: Relation, node: exp.Column) -> bool:
-    """Whether a name is one of the relation's columns, or a field of one."""
-    if relation.find(node.name, node.table):
-        return True
-    return bool(node.table) and bool(relation.find(node.table)) and not any(
-        table.lower() == node.table.lower() for table in relation.tables)
 
 
 def _remove(pool: list[exp.Expr], node: exp.Expr) -> None:

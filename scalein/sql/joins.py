@@ -16,10 +16,12 @@ from scalein.sql.scope import Relation, Visible, fresh, rebased
 Pair = tuple[Expr, Expr]
 
 
-def equi_join(left: Relation, right: Relation, pairs: list[Pair], how: str, at: SourceLoc) -> Relation:
+def equi_join(left: Relation, right: Relation, pairs: list[Pair], how: str, at: SourceLoc,
+              keeps_keys: bool = False) -> Relation:
     """The join of relations whose columns have different names, by keys that are equal; `pairs` are typed alike.
 
-    `how` is inner, left, full, semi, anti, or cross. The columns of both sides are all there afterwards.
+    `how` is inner, left, full, semi, anti, or cross. The columns of both sides are all there afterwards. Keys of an
+    inner join are equal, so the left ones stand for both, unless the right ones are to be kept apart.
     """
     if how == "full":
         return _full(left, right, pairs, at)
@@ -32,7 +34,8 @@ def equi_join(left: Relation, right: Relation, pairs: list[Pair], how: str, at: 
     if how in ("semi", "anti"):
         sides = tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
         return left.over(Join(left.op, right.op, *sides, how, (), at=at))
-    same = {b.name: a for a, b in pairs if isinstance(a, Col) and isinstance(b, Col)} if how == "inner" else {}
+    same = {b.name: a for a, b in pairs if isinstance(a, Col) and isinstance(b, Col)} if (
+        how == "inner" and not keeps_keys) else {}
     keys = {b.name for _, b in pairs if isinstance(b, Col)}
     right_op, pairs = _with_copies(right.op, pairs, keys - same.keys(), at)
     keep = tuple((name, name) for name in right.op.schema.names if name not in same)

@@ -52,7 +52,7 @@ def planned(planner: Planner, node: exp.Select, e: Exprs, relation: Relation, no
     for each in waiting:
         spec = _spec(planner, each, named)
         keys = tuple(_checked(planner, inside, key, "PARTITION BY") for key in spec.keys)
-        by = tuple(one for given in spec.order for one in _by(planner, inside, given))
+        by = tuple(one for given in spec.order for one in ordered_by(planner, inside, given))
         agg = _function(planner, inside, each)
         together.setdefault((keys, by), []).append((each, agg, _frame(planner, inside, each, spec, by, agg)))
     taken = set(relation.op.schema.names)
@@ -106,7 +106,8 @@ def _checked(planner: Planner, e: Exprs, node: exp.Expr, step: str) -> Expr:
     return found
 
 
-def _by(planner: Planner, e: Exprs, node: exp.Expr) -> list[By]:
+def ordered_by(planner: Planner, e: Exprs, node: exp.Expr) -> list[By]:
+    """One item of ORDER BY."""
     expr = _checked(planner, e, node.this, "ORDER BY")
     is_first = bool(node.args.get("nulls_first"))
     flag = By(Call("is_not_null", (expr,), dtype=BOOL, nullable=False))

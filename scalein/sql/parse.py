@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import TypeVar
 
 from sqlglot import exp
@@ -16,6 +17,7 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from scalein.errors import BadSql, ScaleinError, SourceLoc, guess
+from scalein.sql import unsupported
 from scalein.sql.dialect import DIALECT, rewritten, word
 
 Error = TypeVar("Error", bound=ScaleinError)
@@ -131,6 +133,7 @@ def tree(source: Text, statement: Statement, first: int = 0) -> exp.Expr:
     if key is not None and key in _trees:
         return _trees[key]
     found = parsed(source, list(statement.tokens[first:]))
+    unsupported.check(source, found)
     if key is not None:
         while len(_trees) >= _MAX_TREES:
             _trees.pop(next(iter(_trees)), None)
@@ -142,6 +145,10 @@ def parsed(source: Text, tokens: list[Token]) -> exp.Expr:
     """The tree of some tokens."""
     if not tokens:
         raise source.error(BadSql, "there is no statement", (0, len(source.text)), hint="SELECT * FROM table")
+    for first, second in pairwise(tokens):
+        if first.token_type is second.token_type is TokenType.COMMA:
+            raise source.error(BadSql, "the SQL cannot be read: something is missing between two commas",
+                               (second.start, second.end + 1))
     try:
         (found,) = DIALECT.parser(error_level=ErrorLevel.IMMEDIATE).parse(tokens, source.text)
     except SqlglotError as error:

@@ -74,7 +74,7 @@ class Planner:
             case exp.SetOperation():
                 return self._ordered(node, self._set_operation(node, env), env)
             case exp.Values():
-                return self._values(node)
+                return self._ordered(node, self._values(node), env)
             case exp.Table():
                 return self.table(node, env)
         raise self.error(f"{type(node).__name__.upper()} is no query", node, "SELECT ... FROM ...")
@@ -155,9 +155,6 @@ class Planner:
             kind = type(node).__name__.upper()
             raise self.error(f"{kind} cannot stand in FROM", node,
                              "explode a list with flow.explode(...) before" if kind == "UNNEST" else None)
-        for clause in ("sample", "pivots", "version", "when"):
-            if node.args.get(clause):
-                raise self.error(f"{clause.upper()} is not supported in FROM", node)
         alias = node.args.get("alias")
         if isinstance(node.this, exp.Func):
             found = self._function(node, env)
@@ -254,9 +251,6 @@ class Planner:
         from scalein.sql.groups import aggregated, has_aggregates
         from scalein.sql.subqueries import joined
 
-        for clause in ("connect", "match", "laterals", "pivots", "sample", "cluster", "distribute", "sort", "into"):
-            if node.args.get(clause):
-                raise self.error(f"{clause.upper()} is not supported", node)
         aliases = {each.alias.lower(): each.this for each in node.expressions if isinstance(each, exp.Alias)}
         is_grouped = node.args.get("group") is not None or has_aggregates(self, node)
         if not is_grouped:
@@ -435,13 +429,14 @@ class Planner:
     def _limited(self, op: Op, node: exp.Expr, e: Exprs) -> Op:
         """LIMIT, after the rows that OFFSET leaves out."""
         limit, offset = node.args.get("limit"), node.args.get("offset")
-        count = None if limit is None else self._count(limit, "LIMIT", e)
-        first = 0 if offset is None else self._count(offset, "OFFSET", e) or 0
+        count = None if limit is None else self.count(limit, "LIMIT", e)
+        first = 0 if offset is None else self.count(offset, "OFFSET", e) or 0
         if first:
             raise self.error("OFFSET is not supported", offset, "LIMIT without it is")
         return op if count is None else Limit(op, count, at=self.at)
 
-    def _count(self, node: exp.Expr, what: str, e: Exprs) -> int | None:
+    def count(self, node: exp.Expr, what: str, e: Exprs) -> int | None:
+        """The constant of LIMIT or OFFSET; None for ALL."""
         given = node.args.get("expression") or node.args.get("count")
         if given is None or (isinstance(given, exp.Column | exp.Var) and given.name.upper() == "ALL"):
             return None

@@ -79,6 +79,12 @@ class Relation:
         exact = [each for each in found if each.name == name]
         return exact if exact and len(exact) < len(found) else found
 
+    def structs(self, name: str) -> list[Visible]:
+        """The columns with fields that a name before a dot may mean, where it is not that of a table."""
+        if any(name.lower() == table.lower() for table in self.tables):
+            return []
+        return [each for each in self.find(name) if type_of(each.expr).is_nested]
+
 
 def column(relation: Relation, name: str, table: str, source: Text, span: Span | None, step: str) -> Visible:
     """The one column that a name means."""

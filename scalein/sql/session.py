@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from scalein.api.column import col
+from scalein.api.column import Column, col, lit
 from scalein.api.flow import Flow
 from scalein.errors import NOWHERE, BadSql, ScaleinError, SourceLoc, guess
 from scalein.sql.dialect import word
@@ -219,6 +219,8 @@ class Session:
         flow = self._flow(source, node.expression)
         if table.columns:
             wanted = [*table.columns, *table.computed]
+            if isinstance(node.this, exp.Schema):
+                flow, wanted = self._placed(source, node.this, table, flow)
             if len(wanted) != len(flow.columns):
                 raise source.error(BadSql, f"the query has {len(flow.columns)} columns and the table {table.name!r} "
                                    f"{len(wanted)}", into, query=", ".join(flow.columns), table=", ".join(wanted))
@@ -226,6 +228,32 @@ class Session:
             others = {name: kind for name, kind in table.columns.items() if flow.schema.field(name).type != kind}
             flow = flow.cast(others) if others else flow
         return Insert(flow, table)
+
+    def _placed(self, source: Text, schema: exp.Expr, table: Table, flow: Flow) -> tuple[Flow, list[str]]:
+        """The columns of the query under the names that INSERT INTO t (...) lists, in the order of the table.
+
+        Those that are not listed are null.
+        """
+        own = [*table.columns, *table.computed]
+        listed: list[str] = []
+        for each in schema.expressions:
+            known = next((name for name in own if name.lower() == each.name.lower()), None)
+            if known is None or known in listed:
+                raise source.error(BadSql, f"the table {table.name!r} has no column {each.name!r}" if known is None else
+                                   f"{each.name!r} is listed twice", each, has=", ".join(own),
+                                   hint=guess(each.name, own) if known is None else None)
+            listed.append(known)
+        if len(listed) != len(flow.columns):
+            raise source.error(BadSql, f"the query has {len(flow.columns)} columns, and {len(listed)} are listed",
+                               schema, query=", ".join(flow.columns), listed=", ".join(listed))
+        given = dict(zip(listed, flow.columns, strict=True))
+        columns: dict[str, Column] = {}
+        for name in own:
+            if name in given:
+                columns[name] = col(given[name])
+            elif name in table.columns:
+                columns[name] = lit(None).cast(table.columns[name])
+        return flow.select(**columns), list(columns)
 
 
 def _has_query(statement: Statement) -> bool:

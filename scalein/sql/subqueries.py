@@ -17,19 +17,23 @@ from scalein.ir.aggregates import AGGREGATES, typed
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, Named, NamedAgg, columns, type_of
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.internal_names import internal
-from scalein.ir.ops import Aggregate, Distinct, Project
+from scalein.ir.ops import Aggregate, Distinct, Over, Project
+from scalein.ir.over import WINDOW_FUNCTIONS, Frame, OverCall
 from scalein.sql import windows
 from scalein.sql.calls import aggregate_of
 from scalein.sql.exprs import Exprs
 from scalein.sql.from_clause import FromClause
 from scalein.sql.groups import aggregates_in, has_aggregates
 from scalein.sql.joins import Pair, equi_join, filtered, null_safe_semi
+from scalein.sql.over import ordered_by
 from scalein.sql.parse import unwrapped
 from scalein.sql.scope import Relation, apart, fresh
 
 if TYPE_CHECKING:
     from scalein.errors import SourceLoc
     from scalein.sql.plan import Env, Planner
+
+_CLAUSES = {"group": "GROUP BY", "having": "HAVING", "qualify": "QUALIFY"}
 
 
 def _subqueries(node: exp.Expr) -> Iterator[exp.Expr]:
@@ -114,7 +118,7 @@ class _Subqueries:
         if not links:
             return equi_join(self.relation, self._apart(self.planner.query(node.this, self.env)), [], how, self.at)
         self._refuse_groups(select)
-        return self._semi(inner, links, [], how)
+        return self._semi(self._limited(select, inner, links, is_exists=True), links, [], how)
 
     def contained(self, node: exp.Expr, is_negated: bool) -> Relation:
         """WHERE x [NOT] IN (...). NOT IN is never true where the subquery has a null, unless it is empty."""
@@ -122,6 +126,8 @@ class _Subqueries:
         inner, links = self._rows(select)
         if links:
             self._refuse_groups(select)
+            self._refuse_distinct(select)
+            inner = self._limited(select, inner, links)
             values = self._outputs(select, inner)
         else:
             inner = self.planner.query(node.args["query"], self.env)
@@ -167,6 +173,7 @@ class _Subqueries:
             inner = self.planner.query(node.this, self.env)
         else:
             self._refuse_groups(select)
+            inner = self._limited(select, inner, links, is_exists=True)
         relation, count, _ = self._counts(self._apart(inner), links, None)
         return relation, self._call("gt", count, Lit(0, I64))
 
@@ -240,11 +247,19 @@ class _Subqueries:
     def _correlated(self, node: exp.Expr, select: exp.Select, inner: Relation,
                     links: list[exp.Expr]) -> tuple[Relation, Expr]:
         """An aggregation for each value of the columns that link it to this query, joined by them."""
-        if select.args.get("group") is not None or select.args.get("having") is not None:
-            raise self.planner.error("GROUP BY in a subquery that reads this query is not supported", node)
+        for clause in ("group", "having", "qualify"):
+            if select.args.get(clause) is not None:
+                raise self.planner.error(f"{_CLAUSES[clause]} in a subquery that reads this query is not supported",
+                                         select.args[clause])
         if len(select.expressions) != 1:
             raise self.planner.error(f"a scalar subquery has one column, not {len(select.expressions)}", node)
         inner = windows.as_columns(inner, self.source)
+        is_aggregated = has_aggregates(self.planner, select)
+        if is_aggregated:
+            self._refuse_limit(select)
+        else:
+            self._refuse_distinct(select)
+            inner = self._limited(select, inner, links)
         pairs, rest = self._links(inner, links)
         if rest:
             raise self.planner.error("a scalar subquery is linked to the query around it by equalities", rest[0])
@@ -253,8 +268,11 @@ class _Subqueries:
         e = Exprs(self.source, inner, "SELECT")
         output = unwrapped(select.expressions[0].this if isinstance(select.expressions[0], exp.Alias)
                            else select.expressions[0])
-        if not has_aggregates(self.planner, select):
-            found, value = self._one_row(inner, e.typed(output), keys)
+        if not is_aggregated:
+            value = e.typed(output)
+            if select.args.get("distinct") is not None:
+                inner, keys, value = self._distinct(inner, keys, value)
+            found, value = self._one_row(inner, value, keys)
             result = equi_join(self.relation, self._without_clash(found), joins, "left", self.at)
             return replace(result, columns=self.relation.columns), value
         aggs: dict[Agg, str] = {}
@@ -288,10 +306,77 @@ class _Subqueries:
     def _refuse_groups(self, select: exp.Expr) -> None:
         for clause in ("group", "having", "qualify"):
             if select.args.get(clause) is not None:
-                raise self.planner.error(f"{clause.upper()} in a subquery that reads this query is not supported",
+                raise self.planner.error(f"{_CLAUSES[clause]} in a subquery that reads this query is not supported",
                                          select.args[clause])
         if isinstance(select, exp.Select) and has_aggregates(self.planner, select):
             raise self.planner.error("an aggregate in a subquery that reads this query is not supported here", select)
+
+    def _limits(self, select: exp.Expr) -> tuple[int | None, int]:
+        """LIMIT and OFFSET."""
+        limit, offset = select.args.get("limit"), select.args.get("offset")
+        count = None if limit is None else self.planner.count(limit, "LIMIT", self.e)
+        return count, 0 if offset is None else self.planner.count(offset, "OFFSET", self.e) or 0
+
+    def _limited(self, select: exp.Expr, inner: Relation, links: list[exp.Expr], is_exists: bool = False) -> Relation:
+        """The rows of a linked subquery that ORDER BY, LIMIT and OFFSET leave, of those that have the same links."""
+        count, first = self._limits(select)
+        if (count is None and not first) or (is_exists and count != 0 and not first):
+            return inner
+        inner = windows.as_columns(inner, self.source)
+        if count == 0:
+            return filtered(inner, Lit(False, BOOL), self.at)
+        pairs, rest = self._links(inner, links)
+        if rest:
+            raise self.planner.error("LIMIT in a subquery that is linked to the query around it by more than "
+                                     "equalities is not supported", rest[0])
+        aliases = {each.alias.lower(): each.this for each in select.expressions if isinstance(each, exp.Alias)}
+        e = Exprs(self.source, inner, "ORDER BY", aliases=aliases, prefers_aliases=True)
+        order = select.args.get("order")
+        by = tuple(one for each in (order.expressions if order is not None else [])
+                   for one in ordered_by(self.planner, e, self._ordered(select, each)))
+        number = self._fresh("number", inner)
+        call = OverCall(number, WINDOW_FUNCTIONS["row_number"].typed(Agg("row_number", (), at=self.at), ()), Frame())
+        op = Over(inner.op, tuple(b for _, b in pairs), by, (call,), nulls_last=True, at=self.at)
+        place, found = Col(number, I64, False), inner.over(op)
+        if first:
+            found = filtered(found, self._call("gt", place, Lit(first, I64)), self.at)
+        return found if count is None else filtered(found, self._call("le", place, Lit(first + count, I64)), self.at)
+
+    def _ordered(self, select: exp.Expr, node: exp.Expr) -> exp.Expr:
+        """An item of ORDER BY, where a number means an output."""
+        value = unwrapped(node.this)
+        if not isinstance(value, exp.Literal) or value.args.get("is_string"):
+            return node
+        number = int(str(value.this)) if str(value.this).isdigit() else 0
+        if not 1 <= number <= len(select.expressions):
+            raise self.planner.error(f"ORDER BY {value.this}: SELECT has {len(select.expressions)} columns", value)
+        output = select.expressions[number - 1]
+        found = node.copy()
+        found.set("this", (output.this if isinstance(output, exp.Alias) else output).copy())
+        return found
+
+    def _refuse_limit(self, select: exp.Expr) -> None:
+        """An aggregation has one row, which LIMIT may only leave."""
+        count, first = self._limits(select)
+        if first or count == 0:
+            raise self.planner.error("LIMIT 0 and OFFSET leave no row of an aggregate", select.args.get("offset")
+                                     or select.args["limit"])
+
+    def _refuse_distinct(self, select: exp.Expr) -> None:
+        """Of DISTINCT that a join by links cannot follow."""
+        distinct = select.args.get("distinct")
+        if distinct is not None and (distinct.args.get("on") is not None or self._limits(select) != (None, 0)):
+            raise self.planner.error("DISTINCT ON, and DISTINCT with LIMIT, in a subquery that reads this query "
+                                     "are not supported", select.args.get("limit") or distinct)
+
+    def _distinct(self, inner: Relation, keys: tuple[Named, ...],
+                  value: Expr) -> tuple[Relation, tuple[Named, ...], Expr]:
+        """The distinct values of each link."""
+        name = self._fresh("distinct", inner)
+        op = Project(inner.op, (*keys, Named(name, value)), at=self.at)
+        found = Distinct(op, tuple(op.schema.names), at=self.at)
+        return Relation(found, ()), tuple(Named(key.name, _column(key)) for key in keys), Col(
+            name, type_of(value), value.nullable)
 
     def _outputs(self, select: exp.Expr, inner: Relation) -> list[Expr]:
         e = Exprs(self.source, inner, "SELECT")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from random import Random
 
-INTEGERS, TEXTS, FLOATS, BOOLS = ("t.a", "t.b"), ("t.s",), ("t.f",), ("t.k",)
-
 
 class Grammar:
-    """Expressions over the columns that FROM has."""
+    """Expressions over the columns that FROM has; t and u may have other names, those of columns among them."""
 
-    def __init__(self, random: Random, with_u: bool) -> None:
+    def __init__(self, random: Random, with_u: bool, t: str = "t", u: str = "u") -> None:
         self.random = random
-        self.integers = (*INTEGERS, "u.v", "u.a") if with_u else INTEGERS
-        self.texts = (*TEXTS, "u.w") if with_u else TEXTS
+        self.t, self.u = t, u
+        self.own = (f"{t}.a", f"{t}.b")
+        self.integers = (*self.own, f"{u}.v", f"{u}.a", f"{u}.a") if with_u else self.own
+        self.texts = (f"{t}.s", f"{u}.w") if with_u else (f"{t}.s",)
 
     def integer(self, depth: int = 2) -> str:
         """A small integer, or null."""
@@ -32,14 +32,15 @@ class Grammar:
                                    f"substring({column}, {self.random.randint(1, 2)}, 2)"))
 
     def condition(self, depth: int = 2) -> str:
+        t = self.t
         if depth == 0 or self.random.random() < 0.5:
             return self.random.choice((
                 f"{self.integer(0)} {self.random.choice(('<', '<=', '>', '>=', '=', '<>'))} {self.integer(1)}",
                 f"{self.integer(0)} IS NULL", f"{self.random.choice(self.texts)} LIKE '{self.pattern()}'",
-                f"{self.integer(0)} IN (1, 2, {self.random.choice(('3', 'NULL'))})", "t.k", "t.f > 1",
+                f"{self.integer(0)} IN (1, 2, {self.random.choice(('3', 'NULL'))})", f"{t}.k", f"{t}.f > 1",
                 f"{self.integer(0)} NOT IN (1, {self.random.choice(('5', 'NULL'))})",
                 f"{self.integer(0)} BETWEEN {self.random.randint(-8, 2)} AND {self.random.randint(2, 9)}",
-                f"{self.integer(0)} IS DISTINCT FROM {self.integer(0)}", "t.ts >= '2020-01-01'", "t.d <= t.ts"))
+                f"{self.integer(0)} IS DISTINCT FROM {self.integer(0)}", f"{t}.ts >= '2020-01-01'", f"{t}.d <= {t}.ts"))
         one, other = self.condition(depth - 1), self.condition(depth - 1)
         return self.random.choice((f"({one} AND {other})", f"({one} OR {other})", f"(NOT {one})"))
 
@@ -48,17 +49,23 @@ class Grammar:
 
     def subquery(self) -> str:
         """A condition with a subquery."""
-        column, inner = self.random.choice(INTEGERS), self.random.choice(("u", "eu"))
-        where = self.random.choice(("", " WHERE i.v > 15", " WHERE i.a IS NOT NULL", " WHERE i.w = 'p'"))
-        link = f"{where + ' AND' if where else ' WHERE'} i.a = {column}"
-        more = self.random.choice(("", " AND i.v > t.b * 6", " AND i.v <> t.a"))
+        column, inner = self.random.choice(self.own), self.random.choice(("u", "eu"))
+        i = self.random.choice(("i", "b", "k") if self.t not in ("b", "k") and self.u not in ("b", "k") else ("i",))
+        where = self.random.choice(("", f" WHERE {i}.v > 15", f" WHERE {i}.a IS NOT NULL", f" WHERE {i}.w = 'p'"))
+        link = f"{where + ' AND' if where else ' WHERE'} {i}.a = {column}"
+        more = self.random.choice(("", f" AND {i}.v > {self.t}.b * 6", f" AND {i}.v <> {self.t}.a"))
         negated = self.random.choice(("", "NOT "))
+        limit = self.random.choice(("", "", " LIMIT 0", " LIMIT 1", " LIMIT 1 OFFSET 1"))
+        one = self.random.choice((f" ORDER BY {i}.v, {i}.w LIMIT 1", f" ORDER BY {i}.v DESC NULLS LAST LIMIT 1",
+                                  f" ORDER BY {i}.v LIMIT 1 OFFSET 1", " LIMIT 0"))
         return self.random.choice((
-            f"{negated}EXISTS (SELECT 1 FROM {inner} i{link}{more})",
-            f"{column} {negated}IN (SELECT i.a FROM {inner} i{where})",
-            f"{column} > (SELECT min(i.a) FROM {inner} i{where})",
-            f"{column} < (SELECT sum(i.v) FROM {inner} i{link})",
-            f"({column} {negated}IN (SELECT i.a FROM {inner} i{where}) OR {self.condition(1)})"))
+            f"{negated}EXISTS (SELECT 1 FROM {inner} {i}{link}{more}{'' if more else limit})",
+            f"{column} {negated}IN (SELECT {i}.a FROM {inner} {i}{where})",
+            f"{column} > (SELECT min({i}.a) FROM {inner} {i}{where})",
+            f"{column} < (SELECT sum({i}.v) FROM {inner} {i}{link})",
+            f"{column} < (SELECT {i}.v FROM {inner} {i}{link}{one})",
+            f"{column} {negated}IN (SELECT {i}.a FROM {inner} {i}{where} ORDER BY {i}.a, {i}.v LIMIT 2)",
+            f"({column} {negated}IN (SELECT {i}.a FROM {inner} {i}{where}) OR {self.condition(1)})"))
 
     def aggregate(self) -> str:
         arg = self.integer(1)
@@ -70,12 +77,21 @@ class Grammar:
 
 def random_query(random: Random) -> str:
     """A query; it has a result that does not depend on an order that DuckDB leaves open."""
+    # Names of tables that are those of columns of the other one.
+    t, u = random.choice((("t", "u"), ("t", "u"), ("v", "b"), ("w", "k"), ("t", "s")))
+    own, other = f"t AS {t}", f"u AS {u}"
     source, with_u = random.choice((
-        ("t", False), ("e AS t", False), ("t JOIN u ON t.a = u.a", True), ("t LEFT JOIN u ON t.a = u.a", True),
-        ("t RIGHT JOIN u ON t.a = u.a", True), ("t FULL JOIN u ON t.a = u.a", True), ("t, u", True),
-        ("t LEFT JOIN u ON t.a = u.a AND u.v > t.b * 5", True), ("t LEFT JOIN eu AS u ON t.b = u.a", True),
-        ("t JOIN u ON t.a = u.a AND t.b < u.v", True), ("t LEFT JOIN u ON t.b > u.a", True)))
-    grammar = Grammar(random, with_u)
+        (own, False), (f"e AS {t}", False), (f"{own} JOIN {other} ON {t}.a = {u}.a", True),
+        (f"{own} LEFT JOIN {other} ON {t}.a = {u}.a", True), (f"{own} RIGHT JOIN {other} ON {t}.a = {u}.a", True),
+        (f"{own} FULL JOIN {other} ON {t}.a = {u}.a", True), (f"{own}, {other}", True),
+        (f"{own} LEFT JOIN {other} ON {t}.a = {u}.a AND {u}.v > {t}.b * 5", True),
+        (f"{own} RIGHT JOIN {other} ON {t}.a = {u}.a AND {u}.v > {t}.b * 5", True),
+        (f"{own} LEFT JOIN eu AS {u} ON {t}.b = {u}.a", True),
+        (f"{own} LEFT JOIN (SELECT * FROM u ORDER BY v DESC, w LIMIT 2) {u} ON {t}.a = {u}.a", True),
+        (f"(SELECT * FROM t ORDER BY a, b LIMIT 3) {t} JOIN {other} ON {t}.a >= {u}.a", True),
+        (f"{own} JOIN {other} ON {t}.a = {u}.a AND {t}.b < {u}.v", True),
+        (f"{own} LEFT JOIN {other} ON {t}.b > {u}.a", True)))
+    grammar = Grammar(random, with_u, t, u)
     conditions = [grammar.condition() for _ in range(random.randint(0, 2))]
     if random.random() < 0.4:
         conditions.append(grammar.subquery())

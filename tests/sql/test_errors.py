@@ -34,6 +34,21 @@ T = pa.table({"ad_id": [1], "price": [1.5], "name": ["x"], "ts": pa.array([0], p
     ("select now() from t", si.BadSql, "there is no function", "line 1, column 8"),
     ("select (select price, name from t) from t", si.BadSql, "one column, not 2", "line 1"),
     ("select 1 from t union select 1, 2 from t", si.BadSql, "different numbers of columns", "line 1"),
+    ("select price from t limit 50%", si.BadSql, "PERCENT or WITH TIES is not supported in LIMIT", "line 1"),
+    ("select * from t positional join t u", si.BadSql, "POSITIONAL JOIN is not supported", "line 1, column 33"),
+    ("select * from t join t u", si.BadSql, "JOIN needs ON or USING", "line 1, column 22"),
+    ("select price,, name from t", si.BadSql, "something is missing between two commas", "line 1, column 14"),
+    ("select sum(price) over (order by ts rows between 1 preceding and current row exclude current row) from t",
+     si.BadSql, "EXCLUDE is not supported in a frame of OVER", "line 1"),
+    ("select price from t tablesample 10%", si.BadSql, "TABLESAMPLE is not supported in FROM", "line 1"),
+    ("select price from t for update", si.BadSql, "FOR UPDATE is not supported in SELECT", "line 1"),
+    ("select price from t order by price with fill", si.BadSql, "WITH FILL is not supported in ORDER BY", "line 1"),
+    ("select price from t where price between symmetric 3 and 1", si.BadSql, "SYMMETRIC is not supported in BETWEEN",
+     "line 1"),
+    ("select (select max(u.price) from t u where u.ad_id = t.ad_id limit 0) from t", si.BadSql,
+     "leave no row of an aggregate", "line 1"),
+    ("select price from t where exists (select 1 from t u where u.price < t.price limit 2 offset 1)", si.BadSql,
+     "more than equalities", "line 1"),
     ("select price from t order by 3", si.BadSql, "SELECT has 1 columns", "line 1, column 30"),
 ])
 def test_errors_underline_the_place(query: str, kind: type[si.ScaleinError], says: str, place: str) -> None:
@@ -44,6 +59,12 @@ def test_errors_underline_the_place(query: str, kind: type[si.ScaleinError], say
     assert place in text
     assert "^" in text
     assert "test_errors.py" in text
+
+
+def test_a_column_of_the_table_whose_name_is_asked_for() -> None:
+    """A name before a dot that is a column without fields is no struct, but a table that is not there."""
+    with pytest.raises(si.UnknownColumn, match="no table 'price'"):
+        si.sql("select price.x from t", t=T)
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

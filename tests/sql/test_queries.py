@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from datetime import date, datetime
 from decimal import Decimal
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -26,6 +27,14 @@ T = pa.table({
 U = pa.table({"a": pa.array([1, 1, 3, None, 9], pa.int64()), "v": pa.array([10, 20, 30, 40, None], pa.int64()),
               "w": ["p", "q", "p", None, "q"]})
 TABLES = {"t": T, "u": U, "e": T.slice(0, 0), "eu": U.slice(0, 0)}
+
+
+_numbers = count()
+
+
+def _seed(seed: int) -> str:
+    """A test has the same name in every process, whatever its seed."""
+    return f"query{next(_numbers)}"
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +75,12 @@ def test_a_query_is_duckdbs(query: str, duck: duckdb.DuckDBPyConnection) -> None
     check(query, duck)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", [*range(32), *(Random().randrange(10**9) for _ in range(4))], ids=_seed)
 def test_a_random_query_is_duckdbs(seed: int, duck: duckdb.DuckDBPyConnection) -> None:
+    """The same queries every time, and a few new ones, whose seed is in the message."""
     random = Random(seed)
-    check(random_query(random), duck, workers=random.randint(1, 3))
+    query, workers = random_query(random), random.randint(1, 3)
+    try:
+        check(query, duck, workers)
+    except Exception as error:
+        raise AssertionError(f"the query of the seed {seed}: {query}") from error

@@ -9,12 +9,14 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 import scalein as si
 from scalein import nexmark
-from scalein.ir.ops import Over, StreamJoin
+from scalein.ir.ops import Join, Over, StreamJoin
 from scalein.ir.rewrite import walk_ops
 from scalein.nexmark.texts import FLINK
+from scalein.sql.session import Inserts, Session
 from tests.same import assert_same
 
 BIDS = pa.table({"auction": [1, 1, 2, 1, 2, 1], "price": [3, 5, 2, 9, 9, 1],
@@ -44,6 +46,39 @@ def test_inputs_of_all_kinds(tmp_path: Path) -> None:
 def test_views() -> None:
     found = si.sql("create view dear as select * from b where price > 4; select count(*) as n from dear", b=BIDS)
     assert found.collect().to_pydict() == {"n": [3]}
+
+
+def test_names_of_tables_may_be_those_of_columns() -> None:
+    """The columns of bid are auction and price; the table auction has a name of its own."""
+    auctions = pa.table({"id": [1, 2], "price": [7, 8]})
+    query = "select auction.id, bid.price from auction {} join bid on auction.id = bid.auction"
+    want = {"id": [1, 1, 1, 1, 2, 2], "price": [1, 3, 5, 9, 2, 9]}
+    for kind in ("", "left", "full"):
+        flow = si.sql(query.format(kind) + " order by 1, 2", auction=auctions, bid=BIDS)
+        assert flow.collect().to_pydict() == want
+        assert not any(op.how == "cross" for op in walk_ops(flow.op) if isinstance(op, Join))
+    query = ("select id from auction where exists "
+             "(select 1 from bid where bid.auction = auction.id and price > auction.price)")
+    assert si.sql(query, auction=auctions, bid=BIDS).collect().to_pydict() == {"id": [1, 2]}
+    nested = si.from_arrow({"s": [{"x": 1}], "k": [2]})
+    found = si.sql("select s.x, n.s.x as y, n.k from n", n=nested).collect()
+    assert found.to_pydict() == {"x": [1], "y": [1], "k": [2]}
+
+
+def test_insert_lists_columns(tmp_path: Path) -> None:
+    session = Session({"b": BIDS})
+    script = f"""
+        create table made (x bigint, y bigint, z varchar) with ('connector' = 'filesystem', 'path' = '{tmp_path}/made',
+                                                                'format' = 'parquet');
+        insert into made (y, x) select price, auction from b"""
+    _, inserts = session.steps(script)
+    assert isinstance(inserts, Inserts)
+    (insert,) = inserts.inserts
+    found = insert.flow.collect().to_pydict()
+    assert found == {"x": BIDS["auction"].to_pylist(), "y": BIDS["price"].to_pylist(), "z": [None] * 6}
+    for columns, says in (("(y, w)", "has no column 'w'"), ("(y, y)", "'y' is listed twice"), ("(y)", "1 are listed")):
+        with pytest.raises(si.BadSql, match=says):
+            list(session.steps(f"insert into made {columns} select price, auction from b"))
 
 
 def test_the_spellings_of_windows_are_one() -> None:
