@@ -35,6 +35,17 @@ def cancel_on(stop: threading.Event) -> None:
     _local.stop = stop
 
 
+@contextmanager
+def cancelled_by(stop: threading.Event) -> Iterator[None]:
+    """Within, this thread's work is cancelled when `stop` is set."""
+    before: threading.Event | None = getattr(_local, "stop", None)
+    _local.stop = stop
+    try:
+        yield
+    finally:
+        _local.stop = before
+
+
 def raise_if_cancelled() -> None:
     stop: threading.Event | None = getattr(_local, "stop", None)
     if stop is not None and stop.is_set():

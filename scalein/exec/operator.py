@@ -158,10 +158,10 @@ class FragmentRunner:
                 raise located(error, self._op, self.program.node) from None
         return [out for batch in batches for _, found in self.bisected(batch) for out in found]
 
-    def run_once(self, batches: Iterable[pa.RecordBatch]) -> Batches:
-        """The results of batches that are taken as the program needs them; an error ends the job."""
+    def each(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The results one by one, of batches that are taken as the program needs them; an error ends the job."""
         try:
-            return list(self.program.run(batches, self._context.options))
+            yield from self.program.run(batches, self._context.options)
         except ComputeError as error:
             raise located(error, self._op, self.program.node) from None
 
@@ -306,10 +306,9 @@ class Blocking(Stateless):
     def promise(self, watermark: int) -> int | None:
         return None
 
-    def finish(self) -> Batches:
-        found = self._runner.run_once(map(self._log.batch, self._log.segments))
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        yield from self._runner.each(map(self._log.batch, self._log.segments))
         self._log.replace([])
-        return found
 
     @property
     def state_bytes(self) -> int:

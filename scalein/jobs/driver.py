@@ -1,9 +1,10 @@
 """The driver of a job: its thread takes what has arrived, in rounds, runs the operators over it and writes the results.
 
 When a checkpoint is due (`Coordinator.is_due`), it takes a snapshot at that barrier and continues. Requests (`scale`,
-`snapshot`, `stop`) are served at barriers. User code runs on the job's threads as well: it may make requests, but not
-wait for them. `ROUND_S` is the target duration of a round; one that nothing waits for goes on for up to `LONG_ROUND_S`
-while there are rows at hand, since its end costs a millisecond or two.
+`snapshot`, `stop`) are served at barriers; `stop` also cancels what has none: the bootstrap, and the end of the input.
+User code runs on the job's threads as well: it may make requests, but not wait for them. `ROUND_S` is the
+target duration of a round; one that nothing waits for goes on for up to `LONG_ROUND_S` while there are rows at hand,
+since its end costs a millisecond or two.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from scalein.cancellation import Cancelled, cancelled_by, raise_if_cancelled
 from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import Damaged, LateData, ScaleinError, StoreFailed, here, reported, warn
 from scalein.exec.bounded import batches
@@ -70,6 +72,7 @@ class Driver:
         self.workers = plan.options.workers
         self._requests: list[tuple[Callable[[], None], threading.Event]] = []
         self._wants_stop: str | None = None  # "stop" or "drain"
+        self._cancel = threading.Event()  # what takes long without reaching a barrier: the bootstrap, and the end
         self.error: BaseException | None = None
         self.ended = threading.Event()
         self.at_end: Callable[[], None] = lambda: None
@@ -164,7 +167,8 @@ class Driver:
     def _loop(self) -> None:
         if self._plan.bootstrap is not None and not self.coordinator.number:
             past = batches(self._plan.bootstrap, self._plan.options)
-            self.graph.fill(takewhile(lambda _: self._wants_stop is None, past))
+            with suppress(Cancelled), cancelled_by(self._cancel):
+                self.graph.fill(takewhile(lambda _: self._wants_stop is None, past))
             if self._wants_stop is not None:
                 return  # without an epoch: the next run begins with the past again
         if self.checkpoint is not None and self.checkpoint.is_adopted:
@@ -205,7 +209,13 @@ class Driver:
                 self.is_caught_up = True
                 break
             if self.graph.is_done or has_ended:
-                self._write(self.graph.finish())
+                try:
+                    self._write(self._finish())
+                except Cancelled:
+                    if self.checkpoint is not None:  # the state is used up: the next run goes on from the last epoch
+                        self.coordinator.await_epoch()
+                        return
+                    break
                 self.is_finished = True
                 break
             self._look_for_idle(idle)
@@ -213,6 +223,17 @@ class Driver:
                 self.begin_epoch()
         self.begin_epoch()
         self.coordinator.await_epoch(is_last=True)
+
+    def _finish(self) -> Iterator[Result]:
+        """What is left at the end of the input; `stop` cancels it, between two results or while one is computed."""
+        results = self.graph.finish()
+        while True:
+            with cancelled_by(self._cancel):
+                raise_if_cancelled()
+                result = next(results, None)
+            if result is None:
+                return
+            yield result
 
     def _more(self, began: float) -> list[SourceBatch]:
         """More rows for a round that is not long yet, unless a request waits for its end."""
@@ -315,8 +336,10 @@ class Driver:
         return folders[0] if folders else None
 
     def request_stop(self, *, drain: bool = False) -> None:
-        """End at the next barrier; any thread may call."""
+        """End at the next barrier; any thread may call. The end of the input has none: what it gives is cancelled."""
         self._wants_stop = "drain" if drain else "stop"
+        if not drain:
+            self._cancel.set()
         self.readers.wake()
 
     def _serve(self) -> None:

@@ -92,7 +92,9 @@ class Job:
         return folder
 
     def stop(self, *, drain: bool = False) -> None:
-        """End the job with a last checkpoint. It goes on from there when it is started again.
+        """End the job with a last checkpoint. It goes on from there when it is started again. One that is already at
+        the end of its input (it sorts, or gives the results of its last windows) ends without: it goes on from the last
+        one that it took.
 
         `drain=True` reads nothing more from the sources, runs all rows that were read ahead, at any rate, and gives the
         results of all windows that are open. Such a job is finished: its checkpoint does not go on with rows that come

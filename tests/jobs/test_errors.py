@@ -18,6 +18,7 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
+from scalein.exec import close_batches, sort
 from scalein.jobs.job import Job
 from scalein.jobs.source_readers import SourceReaders
 from scalein.testing import Clock, Stream, until
@@ -317,6 +318,46 @@ def test_a_rate_that_was_not_used_is_not_saved_for_long() -> None:
     edges = SourceReaders([], 1_000.0)
     edges._began -= 3_600
     assert 900 <= edges._allowed(0.0) <= 1_100
+
+
+FINISHES = {"sort": lambda flow: flow.sort("x", descending=True),
+            "windows": lambda flow: flow.group_by("x", si.tumbling("x", 5)).agg(n=si.count())}
+
+
+@pytest.mark.parametrize("kind", FINISHES)
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_stop_does_not_wait_for_the_end_of_the_input(kind: str, has_checkpoint: bool, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes out there may be the work of minutes; the next run does it again."""
+    monkeypatch.setattr(sort, "RESULT_ROWS", 10)
+    monkeypatch.setattr(close_batches, "MIN_BYTES", 1)
+    reached, may_go_on = threading.Event(), threading.Event()
+    given: list[int] = []
+
+    def hold(batch: pa.RecordBatch) -> pa.RecordBatch:
+        given.append(batch.num_rows)
+        if len(given) == 2:
+            reached.set()
+            assert may_go_on.wait(60)
+        return batch
+
+    flow = FINISHES[kind](si.from_arrow(TABLE)).select("x")
+    flow = flow.map_batches(hold, flow.schema)
+    where = {"checkpoint": tmp_path / "checkpoint"} if has_checkpoint else {}
+    options: dict[str, Any] = {"sink": si.to_ipc(tmp_path / "out"), "workers": 1, "memory": "1B", **where}
+    job = flow.start(**options)
+    assert reached.wait(60)
+    job._supervisor.request_stop()
+    may_go_on.set()
+    assert job.wait(60)
+    assert job.status == "stopped"
+    assert sum(given) < 100
+    written = [pa.ipc.open_file(part).read_all() for part in (tmp_path / "out").glob("part-*")]
+    assert sum(map(len, written)) <= (0 if has_checkpoint else sum(given))
+    if has_checkpoint:
+        flow.start(**options).wait()
+        written = [pa.ipc.open_file(part).read_all() for part in (tmp_path / "out").glob("part-*")]
+        assert sorted(pa.concat_tables(written)["x"].to_pylist()) == list(range(100))
 
 
 def test_waiting_with_a_bar_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
