@@ -24,6 +24,7 @@ from tests.engines import by_engine, by_oracle, compare, compare_with_duckdb
 from tests.examples import AGGS, EXAMPLES, FLOW, FUNCTIONS, OPS, calls
 
 IN_JOBS = {ops.BufferedJoin, ops.JoinSides}  # forms of others, which plans of bounded runs do not have
+IN_SQL = {ops.Reordered}  # it gives its input's rows: tests/sql/test_join_order.py
 
 
 def _check(flow: Flow, *, translated: bool = True) -> None:
@@ -35,7 +36,7 @@ def _check(flow: Flow, *, translated: bool = True) -> None:
 
 def test_there_is_an_example_of_everything() -> None:
     assert set(OPS) == {vars(ops)[name] for name in ops.__all__} - {
-        ops.Op, ops.By, ops.LAST_WINDOW, *IN_JOBS}
+        ops.Op, ops.By, ops.LAST_WINDOW, *IN_JOBS, *IN_SQL}
     assert set(EXAMPLES) == set(FUNCTIONS)
     assert set(AGGS) == set(AGGREGATES)
 

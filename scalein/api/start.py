@@ -16,6 +16,7 @@ from scalein.connectors.in_memory import Batches
 from scalein.durations import Duration, seconds
 from scalein.errors import BadArgument, SourceLoc, StoreFailed, here, type_name
 from scalein.ir import ops
+from scalein.ir.ops.join import as_written
 from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.options import Options
 
@@ -111,6 +112,8 @@ def _start(outputs: list[FlowOutput], checkpoint: object, savepoint: object, boo
     if _JOBS_DISABLED.get():
         raise BadArgument("the script starts a job, but is only looked at", at=at,
                           hint='put it under if __name__ == "__main__":')
+    outputs = [FlowOutput(as_written(output.op), output.sink, output.at) for output in outputs]
+    bootstrap = None if bootstrap is None else as_written(bootstrap)
     roots = [output.op for output in outputs]
     for root in roots:
         _check_joins(root)

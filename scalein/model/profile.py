@@ -33,6 +33,7 @@ from scalein.exec.morsels import COALESCED_ROWS, SMALL_ROWS
 from scalein.exec.rounds import Result
 from scalein.ir import ops
 from scalein.ir.estimate import estimate
+from scalein.ir.ops.join import as_written
 from scalein.ir.rewrite import rewrite, walk_streams
 from scalein.jobs.driver import LONG_ROUND_S
 from scalein.jobs.job_graph import JobGraph, OutputSpec
@@ -111,7 +112,7 @@ def profile(flow: Flow, sample: object = None, *, calibration: object = None, em
         raise BadArgument("profile takes a flow", at=at, found=type_name(flow))
     if emit not in ("final", "changes"):
         raise BadArgument("no such way to emit", at=at, found=repr(emit), has="'final', 'changes'")
-    op = _sampled(flow.op, sample, emit, at)
+    op = _sampled(as_written(flow.op), sample, emit, at)
     costs = measure(op, emit, at)
     return Model(costs, calibration_of(calibration, at))
 

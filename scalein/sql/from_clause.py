@@ -8,17 +8,18 @@ An outer join is between what came before it and its right side.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
 from scalein.dtypes import Kind
-from scalein.errors import ScaleinError
+from scalein.errors import ScaleinError, SourceLoc
 from scalein.ir.exprs import Call, Col, Expr, Named, columns, type_of
 from scalein.ir.functions.registry import REGISTRY
-from scalein.ir.ops import Project
-from scalein.sql import stream_joins, windows
+from scalein.ir.ops import Project, Reordered
+from scalein.sql import join_order, stream_joins, windows
 from scalein.sql.exprs import Exprs
 from scalein.sql.joins import Pair, equi_join, filtered, left_join_where, typed_pair
 from scalein.sql.parse import conjuncts, in_every_branch, span_of, unwrapped
@@ -34,6 +35,28 @@ class Rows:
 
     relation: Relation
     links: list[exp.Expr] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """An order of joins. `derived` are equalities that follow from others; `classes` are by the id of each's node."""
+
+    tree: join_order.Tree
+    estimate: str
+    derived: list[exp.Expr]
+    classes: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class _Equality:
+    """Keys of two relations that are equal, and the condition that says so."""
+
+    relations: tuple[int, int]
+    pair: Pair
+    node: exp.Expr
+
+    def sides(self) -> list[tuple[int, Expr]]:
+        return list(zip(self.relations, self.pair, strict=True))
 
 
 class FromClause:
@@ -255,25 +278,69 @@ class FromClause:
     def _assembled(self, relations: list[Relation], pool: list[exp.Expr], strict: bool) -> Relation:
         """The inner join of relations by the conditions of the pool that are about them; those are taken from it.
 
-        The order is that of FROM, except that a relation waits until a condition connects it with those before.
+        The order is the one that costs least, where the sizes of tables are known (`join_order`). Else it is that of
+        FROM, except that a relation waits until a condition connects it with those before.
         """
         if len(relations) == 1 and not strict:
             return self._pushed(relations[0], relations, 0, pool)
         relations = [self._pushed(each, relations, k, pool) for k, each in enumerate(relations)]
         if len(relations) == 1:
             return relations[0]
-        from scalein.sql.join_order import ordered
-
         edges = self._edges(relations, pool)
-        waiting = ordered(relations, edges)
-        numbers = [waiting[0]]
-        found = relations[waiting[0]]
-        for number in waiting[1:]:
-            right = relations[number]
-            found = self._inner(found, right, pool)
-            numbers.append(number)
-            found = self._covered(found, pool, relations, set(numbers))
-        return _in_order(found, relations)
+        connected = {(a, b) for one, other, _ in edges for a, b in ((one, other), (other, one))}
+        written = join_order.as_written(len(relations), lambda a, b: (a, b) in connected)
+        order = self._cheapest(relations, edges, pool)
+        if order is None or order.tree == written:
+            return self._in_tree(written, relations, pool)
+        theirs = [*pool, *order.derived]
+        found = self._in_tree(written, relations, pool)
+        return _reordered(found, self._in_tree(order.tree, relations, theirs, order.classes), order.estimate, self.at)
+
+    def _in_tree(self, tree: join_order.Tree, relations: list[Relation], pool: list[exp.Expr],
+                 classes: Mapping[int, int] | None = None) -> Relation:
+        """The joins of a tree. Conditions of the pool filter as soon as their columns are there."""
+
+        def joined(part: join_order.Tree) -> tuple[Relation, set[int]]:
+            if isinstance(part, int):
+                return relations[part], {part}
+            (left, mine), (right, theirs) = map(joined, part)
+            numbers = mine | theirs
+            return self._covered(self._inner(left, right, pool, classes), pool, relations, numbers), numbers
+
+        return _in_order(joined(tree)[0], relations)
+
+    def _cheapest(self, relations: list[Relation], edges: list[tuple[int, int, exp.Expr]],
+                  pool: list[exp.Expr]) -> _Order | None:
+        """The order that costs least; None where sizes are not known, or rows are streams."""
+        if any(each.window is not None or stream_joins.is_stream(each.op) for each in relations):
+            return None
+        from scalein.sql.cardinality import Cardinalities, Unknown
+
+        known = self.planner.cardinalities = self.planner.cardinalities or Cardinalities()
+        equalities = []
+        for a, b, node in edges:
+            pair = self._equality(node, relations[a], relations[b])
+            if pair is None:
+                return None
+            equalities.append(_Equality((a, b), pair, unwrapped(node)))
+        numbers = _classes(equalities)
+        classes: dict[int, dict[int, float]] = {}
+        try:
+            rows = [known.rows(each.op) for each in relations]
+            for number, equality in zip(numbers, equalities, strict=True):
+                for k, key in zip(equality.relations, equality.pair, strict=True):
+                    classes.setdefault(number, {})[k] = known.distinct(relations[k].op, key)
+        except Unknown:
+            return None
+        owners = [self._owners(each, relations) for each in pool if not any(each is node for _, _, node in edges)]
+        others = [(frozenset(each), join_order.UNKNOWN_SHARE) for each in owners if each is not None and len(each) > 1]
+        graph = join_order.Graph(rows, list(classes.values()), others)
+        tree = join_order.cheapest(graph)
+        derived = [(number, node) for number in classes for node in _missing(equalities, numbers, number)]
+        by_node = {id(node): number for number, (_, _, node) in zip(numbers, edges, strict=True)}
+        by_node.update((id(node), number) for number, node in derived)
+        names = [" ".join(filter(None, each.tables)) or "?" for each in relations]
+        return _Order(tree, join_order.shown(tree, graph, names), [node for _, node in derived], by_node)
 
     def _edges(self, relations: list[Relation], pool: list[exp.Expr]) -> list[tuple[int, int, exp.Expr]]:
         """Which relations an equality connects."""
@@ -298,13 +365,19 @@ class FromClause:
                 _remove(pool, each)
         return relation
 
-    def _inner(self, left: Relation, right: Relation, pool: list[exp.Expr]) -> Relation:
+    def _inner(self, left: Relation, right: Relation, pool: list[exp.Expr],
+               classes: Mapping[int, int] | None = None) -> Relation:
+        """A join by the equalities of the pool; of those in one class (by the node's id) one is enough."""
         right = apart(left.op.schema, right, self.at)
         pairs: list[Pair] = []
+        used: set[int] = set()
         for each in list(pool):
             pair = self._equality(each, left, right)
             if pair is not None:
-                pairs.append(pair)
+                number = None if classes is None else classes.get(id(each))
+                if number is None or number not in used:
+                    pairs.append(pair)
+                used |= set() if number is None else {number}
                 _remove(pool, each)
         stream = stream_joins.inner(self, left, right, pairs, pool)
         if stream is not None:
@@ -399,3 +472,48 @@ def _in_order(found: Relation, relations: list[Relation]) -> Relation:
     ordered = sorted(found.columns, key=lambda each: places.get((each.table, each.name, each.is_merged), len(places)))
     return replace(found, columns=tuple(ordered))
 
+
+
+def _classes(equalities: list[_Equality]) -> list[int]:
+    """For each equality the number of its class: those that have a column in common are one.
+
+    Only columns of one type: equal numbers of different types may be other numbers in a third. A class in which a
+    relation has two columns is left as it was.
+    """
+    joined = list(range(len(equalities)))
+    for k, each in enumerate(equalities):
+        if all(isinstance(key, Col) for key in each.pair):
+            for j, other in enumerate(equalities[:k]):
+                if joined[j] != joined[k] and set(each.sides()) & set(other.sides()):
+                    here = {joined[j], joined[k]}
+                    sides = {side for number, e in zip(joined, equalities, strict=True) if number in here
+                             for side in e.sides()}
+                    if len({relation for relation, _ in sides}) == len(sides):
+                        joined = [min(here) if number in here else number for number in joined]
+    return joined
+
+
+def _missing(equalities: list[_Equality], numbers: list[int], number: int) -> list[exp.Expr]:
+    """The equalities of a class that follow from the others."""
+    members: dict[int, exp.Expr] = {}
+    there = set()
+    for each in (each for each, found in zip(equalities, numbers, strict=True) if found == number):
+        there.add(frozenset(each.relations))
+        for k, side in zip(each.relations, (each.node.this, each.node.args["expression"]), strict=True):
+            members.setdefault(k, side)
+    return [exp.EQ(this=members[a].copy(), expression=members[b].copy())
+            for a in sorted(members) for b in sorted(members) if a < b and frozenset((a, b)) not in there]
+
+
+def _reordered(written: Relation, found: Relation, estimate: str, at: SourceLoc) -> Relation:
+    """The joins in the order found, with the columns of those as written: their names, order and expressions."""
+    by_name = {(each.table, each.name, each.is_merged): each.expr for each in found.columns}
+    fields = written.op.schema
+    items: dict[str, Expr] = {}
+    for each in written.columns:
+        assert isinstance(each.expr, Col)
+        items.setdefault(each.expr.name, by_name[each.table, each.name, each.is_merged])
+    op = Project(written.op, tuple(Named(name, Col(name, fields[name].dtype, fields[name].nullable)) for name in items),
+                 at=at)
+    other = Project(found.op, tuple(Named(name, expr) for name, expr in items.items()), at=at)
+    return replace(written, op=Reordered(other, op, estimate, at=at))

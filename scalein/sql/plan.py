@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
@@ -27,6 +28,9 @@ from scalein.sql.exprs import Exprs
 from scalein.sql.inputs import Inputs, files
 from scalein.sql.parse import Text, conjuncts, span_of, unwrapped
 from scalein.sql.scope import EventWindow, Relation, fresh, unknown
+
+if TYPE_CHECKING:
+    from scalein.sql.cardinality import Cardinalities
 
 
 @dataclass
@@ -55,6 +59,7 @@ class Planner:
         self.source = source
         self.inputs = inputs
         self.at = source.at
+        self.cardinalities: Cardinalities | None = None
 
     def error(self, what: str, node: exp.Expr | None, hint: str | None = None, **facts: object) -> BadSql:
         """An error about a part of the text."""

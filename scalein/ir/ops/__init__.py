@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scalein.ir.ops.aggregate import Aggregate
 from scalein.ir.ops.base import Op
-from scalein.ir.ops.join import Join, OuterJoin, Union
+from scalein.ir.ops.join import Join, OuterJoin, Reordered, Union
 from scalein.ir.ops.order import By, Distinct, Limit, Sort
 from scalein.ir.ops.over import Over
 from scalein.ir.ops.process import Process
@@ -31,6 +31,7 @@ __all__ = [
            "Over",
            "Process",
            "Project",
+           "Reordered",
            "Sort",
            "Source",
            "StreamJoin",

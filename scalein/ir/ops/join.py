@@ -17,12 +17,12 @@ from scalein.ir import physical
 from scalein.ir.checks import PROBES, expect, wrong_keys
 from scalein.ir.exprs import Col, Expr, Lit, columns
 from scalein.ir.functions.registry import can_fail
-from scalein.ir.ops.base import Op
+from scalein.ir.ops.base import Op, SameColumns
 from scalein.ir.ops.predicates import width
 from scalein.ir.ops.rows import Project
 from scalein.ir.physical import JoinBuild, Node, Pipeline, identity
 from scalein.ir.printer import show_equation
-from scalein.ir.rewrite import substitute
+from scalein.ir.rewrite import rewrite, substitute
 from scalein.ir.stages import Probe
 
 if TYPE_CHECKING:
@@ -223,3 +223,33 @@ class OuterJoin(Join):
         keys = {a.name: b.name for a, b in zip(self.left_keys, right_keys, strict=True) if isinstance(a, Col)}
         origins = {**keys, **dict(self.keep)}
         return physical.OuterJoin(pipe, number, tuple(origins.get(f.name) for f in self.schema), self.schema)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Reordered(SameColumns):
+    """Inner joins in the order that is estimated to cost least, which bounded runs compute.
+
+    `written` is the same in the order of FROM. Jobs and Spark take that (`as_written`): there the first table is the
+    stream, and a checkpoint must not depend on the sizes of tables. `estimate` shows the order with numbers of rows.
+    """
+
+    input: Op
+    written: Op = field(compare=False)
+    estimate: str = field(default="", compare=False)
+    at: SourceLoc = field(default=NOWHERE, compare=False)
+
+    is_row_by_row = True
+
+    def _detail(self) -> str:
+        return self.estimate
+
+    def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
+        return [(0, predicate)]
+
+    def physical(self, p: Planner) -> Node:
+        return p.node(self.input)
+
+
+def as_written(root: Op) -> Op:
+    """The plan with its joins in the order in which they were written."""
+    return rewrite(root, lambda op: op.written if isinstance(op, Reordered) else None)

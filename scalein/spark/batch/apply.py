@@ -30,6 +30,7 @@ from scalein.errors import NOWHERE, BadArgument, BadData, ScaleinError, SourceLo
 from scalein.exec.fragments import Fragment, SourceEdge, cut, fragments, over, placeholder
 from scalein.ir import ops
 from scalein.ir.exprs import Named
+from scalein.ir.ops.join import as_written
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.spark.batch.aggregate_in_spark import aggregate_in_spark
@@ -158,6 +159,7 @@ def plan_flow(op: ops.Op, spark: SparkSession, frames: Mapping[str, DataFrame], 
 
 def bound_inputs(op: ops.Op, structs: Mapping[str, Any], at: SourceLoc) -> tuple[ops.Op, dict[str, ops.Source]]:
     """The flow over the columns of DataFrames with these schemas, and the source of each input."""
+    op = as_written(op)
     found: dict[str, ops.Source] = {}
     typed: dict[int, ops.Source] = {}
     for name, sources in inputs_of(op, at).items():
