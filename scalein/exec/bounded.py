@@ -284,7 +284,8 @@ class _Run:
             case Process():
                 from scalein.exec.process import run_process  # few flows have one
 
-                return run_process(node, self.rows(node.input), self._options, self._table(node.input))
+                return run_process(node, self.rows(node.input), self._options, self._table(node.input),
+                                   account=self._account)
             case OuterJoin():
                 return self._outer_join(node)
             case Host():

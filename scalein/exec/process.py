@@ -3,6 +3,10 @@
 One thread runs them: rows of a key come in order. Bounded runs (`run_process`) fire what timers are left at the end:
 first those up to the time of the last row, also if others were set meanwhile, then each one that is set once. So a
 timer that sets the next one comes to an end, and jobs, whose watermark stays below the last row, give the same.
+
+Under a memory limit, the keys of a bounded run may become too many. Then what they remember, and the rows that are
+left, are partitioned by the hash of the key and spilled; one partition goes on after the other, and is divided again if
+its keys are too many. Rows then come out by partition; those of a key stay in their order.
 """
 
 from __future__ import annotations
@@ -20,11 +24,14 @@ from scalein.dtypes import Schema
 from scalein.errors import ComputeError
 from scalein.exec.event_time import extent
 from scalein.exec.morsels import PIPELINE_MORSEL_ROWS
-from scalein.exec.pipeline import FIRST_CHUNK_ROWS, PipelineOperator
+from scalein.exec.node_cut import scan_of_rows
+from scalein.exec.pipeline import FIRST_CHUNK_ROWS, PipelineOperator, run_pipeline
+from scalein.exec.spill_file import SpillFile
+from scalein.exec.spill_partitions import HASH_BITS, PARTITION_BITS, SpillPartitions, hash_items
 from scalein.exec.tables import ADDRESS_SPACE, HashTable, handle_full
 from scalein.ir.exprs import Col, Expr, Named, columns
 from scalein.ir.partials import StateColumns, columns_of
-from scalein.ir.physical import Process, identity
+from scalein.ir.physical import Pipeline, Process, identity
 from scalein.ir.process import CHANGED, HELD, NEVER, STATUS, part_of
 from scalein.ir.stages import Collect, FromTable, Stage
 from scalein.ir.stages import Process as ProcessSink
@@ -34,26 +41,87 @@ from scalein.kernels.prepare import Prepared
 from scalein.kernels.specialise import Specialiser
 from scalein.layout import DONE, OUTPUT_FULL, FrameData
 from scalein.llvm_backend.cache import Compiled
-from scalein.memory import address, reserve
+from scalein.memory import MemoryAccount, address, reserve
 from scalein.options import Options
+
+TABLE_SHARE = 4  # of a memory limit, the states of a bounded run have 1/4
+MIN_TABLE_BYTES = 1 << 20
+LIMITED_ROWS = 1 << 16  # under a memory limit, rows after which the states' size is looked at
 
 Failed = Callable[[int, ComputeError], None]  # the number of a row in its batch
 
 
 def run_process(node: Process, batches: Iterator[pa.RecordBatch], options: Options, table: pa.Table | None,
-                latest: int = -NEVER) -> Iterator[pa.RecordBatch]:
+                latest: int = -NEVER, account: MemoryAccount | None = None) -> Iterator[pa.RecordBatch]:
     """The rows that the class yields, in the order in which it did. `latest` is the time of a row of other keys."""
-    states = states_of(node, options, False)
+    run = _BoundedRun(node, options, latest, None if account is None else account.limit)
+    states = states_of(node, options, run.limit is not None)
     if table is not None:
         states.observe(table)
-    times = None if node.time is None else node_times(node)
-    for batch in batches:
-        if times is not None and batch.num_rows:
-            latest = max(latest, times(batch))
-        yield from states.rows(batch)
-    if node.body.has_timer:
-        yield from states.fire(latest)
-        yield from states.fire(NEVER - 1, once=True)
+    yield from run.over(states, batches, 0)
+
+
+class _BoundedRun:
+    """The run of a process over rows that end."""
+
+    def __init__(self, node: Process, options: Options, latest: int, limit: int | None) -> None:
+        self._node, self._options, self._latest = node, options, latest
+        self._times = None if node.time is None else node_times(node)
+        self.limit = limit
+        self._most = None if limit is None else max(MIN_TABLE_BYTES, limit // TABLE_SHARE)
+
+    def over(self, states: States, batches: Iterator[pa.RecordBatch], shift: int) -> Iterator[pa.RecordBatch]:
+        """What rows yield, and then the timers of their keys. The bits of the hash before `shift` are equal."""
+        rows = self._noted(batches)
+        for batch in rows:
+            yield from states.rows(batch)
+            if self._most is not None and states.bytes > self._most and shift < HASH_BITS:
+                yield from self._spilled(states, rows, shift)
+                return
+        if self._node.body.has_timer:
+            yield from states.fire(self._latest)
+            yield from states.fire(NEVER - 1, once=True)
+
+    def _noted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches, in parts after which the memory of states is looked at; their latest time is noted."""
+        for batch in batches:
+            if self._times is not None and batch.num_rows:
+                self._latest = max(self._latest, self._times(batch))
+            if self._most is None:
+                yield batch
+                continue
+            for start in range(0, batch.num_rows, LIMITED_ROWS):
+                yield batch.slice(start, LIMITED_ROWS)
+
+    def _spilled(self, states: States, rows: Iterator[pa.RecordBatch], shift: int) -> Iterator[pa.RecordBatch]:
+        """The same for what is left, one partition of the keys after the other."""
+        node = self._node
+        keys = tuple(Col(key.name, key.dtype, key.nullable) for key in node.table.keys)
+        file = SpillFile()
+        try:
+            known = self._partitioned(file, iter([states.records()]), Schema.from_arrow(records_schema(node)), keys,
+                                      shift)
+            states.clear()
+            left = self._partitioned(file, rows, node.input.schema, tuple(key.expr for key in node.keys), shift)
+            for some, records in zip(left.parts, known.parts, strict=True):
+                if some.rows or records.rows:
+                    part = states_of(node, self._options, True)
+                    for batch in records:
+                        part.load(batch.select(records_schema(node).names))
+                    given = (batch.select(node.input.schema.names) for batch in some)
+                    yield from self.over(part, given, shift + PARTITION_BITS)
+        finally:
+            file.close()
+
+    def _partitioned(self, file: SpillFile, batches: Iterator[pa.RecordBatch], schema: Schema,
+                     keys: tuple[Expr, ...], shift: int) -> SpillPartitions:
+        assert self.limit is not None
+        hashed = Pipeline(scan_of_rows(schema), (), (*identity(schema), *hash_items(keys)), (), "partition")
+        parts = SpillPartitions(file, hashed.schema.arrow, self.limit, shift)
+        for batch in run_pipeline(hashed, batches, {}, replace(self._options, memory=None), None):
+            parts.add(batch)
+        parts.flush()
+        return parts
 
 
 def node_times(node: Process) -> Callable[[pa.RecordBatch], int]:
@@ -86,6 +154,9 @@ class States(Protocol):
 
     def fire(self, until: int, once: bool = False) -> Iterator[pa.RecordBatch]:
         """Fire timers up to a time, each at most `once` or until none is left, and forget quiet keys."""
+
+    def records(self) -> pa.RecordBatch:
+        """All keys that are not forgotten, with their fields."""
 
     def load(self, records: pa.RecordBatch) -> None:
         """Make records of keys and fields, as `changes` gives them, of keys that are not there."""
@@ -257,6 +328,9 @@ class CompiledStates:
     def _records(self) -> Schema:
         return Schema.from_arrow(records_schema(self._node))
 
+    def records(self) -> pa.RecordBatch:
+        return self._columns(np.flatnonzero(self._table.words(self._words)[:, self._status] & HELD))
+
     def changes(self) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         status = self._table.words(self._words)[:, self._status]
         changed = np.flatnonzero(status & CHANGED)
@@ -299,7 +373,7 @@ class CompiledStates:
 
     def compact(self) -> None:
         status = self._table.words(self._words)[:, self._status]
-        records = self._columns(np.flatnonzero(status & HELD))
+        records = self.records()
         changed = np.flatnonzero(status[(status & HELD) != 0] & CHANGED)
         self.clear()
         self.load(records)

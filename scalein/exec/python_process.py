@@ -201,6 +201,9 @@ class PythonStates:
             state.last = columns[LAST][number] if LAST in columns else NO_TIME
             state.status = HELD
 
+    def records(self) -> pa.RecordBatch:
+        return self._columns([state for state in self._states.values() if state.status & HELD])
+
     def changes(self) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         changed = [state for state in self._states.values() if state.status & CHANGED]
         held = self._columns([state for state in changed if state.status & HELD])

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scalein as si
+from scalein.exec import process
 from scalein.testing import Stream
 from scalein.udf import ProcessClass
 from tests.conformance.shapes import Shape, rows
@@ -168,6 +169,29 @@ def test_state_that_does_not_fit_into_memory(cls: Any, ttl: str | None, monkeypa
     monkeypatch.setattr("scalein.exec.process_operator.TABLE_SHARE", 1 << 10)  # of 64 MB: some hundreds of records
     got = run(flow_of(table, 100, cls, "1s", ttl=ttl), memory="64MB")
     assert tuples(got) == want
+
+
+@pytest.mark.parametrize("ttl", [None, "5s"])
+@pytest.mark.parametrize("cls", [Machine, PLAIN], ids=["compiled", "python"])
+@pytest.mark.parametrize("least", [240_000, 1], ids=["once", "again and again"])
+def test_keys_that_do_not_fit_into_the_memory_of_a_bounded_run(cls: Any, ttl: str | None, least: int,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    table = many(3000, 400 if least > 1 else 40, 5)
+    want = in_order(by_python(Machine, table.to_pylist(), None if ttl is None else timedelta(seconds=5)))
+    monkeypatch.setattr(process, "MIN_TABLE_BYTES", least)
+    monkeypatch.setattr(process, "TABLE_SHARE", 1 << 30)
+    monkeypatch.setattr(process, "LIMITED_ROWS", 100)
+    shifts: list[int] = []
+    spilled = process._BoundedRun._spilled
+
+    def spied(self: Any, states: Any, rows: Any, shift: int) -> Any:
+        shifts.append(shift)
+        return spilled(self, states, rows, shift)
+
+    monkeypatch.setattr(process._BoundedRun, "_spilled", spied)
+    flow = si.from_arrow(table).with_watermark("t", "1s").group_by("k").process(cls, ttl=ttl)
+    assert tuples(flow.collect(memory="64MB")) == want
+    assert max(shifts) == 0 if least > 1 else max(shifts) > 0
 
 
 @si.process
