@@ -7,6 +7,10 @@ differ in one word never have the same checksum.
 
 Eight lanes are one vector of the compiled kernel, which the store uses and which gives the same results. The cost in
 numpy is per step, 64 bytes of every block at once: many blocks of 4 KiB are fast, one long block is slow.
+
+Bytes of any length, as in the runs of Spark's streams, are padded with zeros to blocks of 4 KiB; a block's seed is its
+number. The checksums of these blocks, padded with zeros to a multiple of 64 bytes, are one more block, whose seed is
+the length: its checksum is that of the bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from scalein.kernels.store import StoreKernels
 
 LANES = 8
+BYTES_BLOCK = 4096  # of bytes of any length
 GRAIN = 64  # bytes of a step: sizes are multiples of it
 
 _LANE = 0x9E3779B97F4A7C15
@@ -71,6 +76,45 @@ def block_checksum(data: memoryview | np.ndarray, seed: int) -> int:
     """The checksum of one block, whose size is a multiple of 64 bytes."""
     block = np.frombuffer(data, np.uint8) if isinstance(data, memoryview) else data.reshape(-1).view(np.uint8)
     return int(block_checksums(block.reshape(1, -1), np.array([seed], np.uint64))[0])
+
+
+class ByteChecksum:
+    """The checksum of bytes of any length, which come in parts."""
+
+    def __init__(self, checksums: Checksums = block_checksums) -> None:
+        self._checksums = checksums
+        self._size = 0
+        self._rest = bytearray()  # less than a block
+        self._sums: list[np.ndarray] = []  # of whole blocks
+        self._blocks = 0
+
+    def update(self, data: bytes | pa.Buffer) -> None:
+        view = memoryview(data).cast("B")
+        self._size += len(view)
+        if self._rest:
+            missing = BYTES_BLOCK - len(self._rest)
+            self._rest += view[:missing]
+            view = view[missing:]
+            if len(self._rest) < BYTES_BLOCK:
+                return
+            self._add(np.frombuffer(self._rest, np.uint8))
+            self._rest = bytearray()
+        whole = len(view) // BYTES_BLOCK * BYTES_BLOCK
+        if whole:
+            self._add(np.frombuffer(view[:whole], np.uint8))
+        self._rest += view[whole:]
+
+    def _add(self, area: np.ndarray) -> None:
+        blocks = area.reshape(-1, BYTES_BLOCK)
+        self._sums.append(self._checksums(blocks, np.arange(self._blocks, self._blocks + len(blocks), dtype=np.uint64)))
+        self._blocks += len(blocks)
+
+    def digest(self) -> int:
+        """The checksum of all parts; no more may follow."""
+        if self._rest:
+            self._add(np.frombuffer(self._rest.ljust(BYTES_BLOCK, b"\0"), np.uint8))
+        sums = np.concatenate([*self._sums, np.zeros(-self._blocks % LANES, np.uint64)])
+        return int(self._checksums(sums.view(np.uint8).reshape(1, -1), np.array([self._size], np.uint64))[0])
 
 
 def compiled_checksums(options: Options) -> Checksums:

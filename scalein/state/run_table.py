@@ -24,6 +24,7 @@ from scalein.state.hash_runs import (
     HASH,
     MIGRATION_STEPS,
     Run,
+    StateTraffic,
     argsort,
     choose_to_merge,
     hash_with_slices,
@@ -56,10 +57,12 @@ class RunBackend:
     location: Location | None = None
     groups: tuple[int, int] = (0, KEY_GROUPS)
     migration: str = "lazy"
+    traffic: StateTraffic = field(default_factory=StateTraffic)  # of the current task
 
     def begin(self, location: Location, groups: tuple[int, int], migration: str) -> None:
         """Begin a task: its files, its key groups [first, last), and when it rewrites rows of files that it shares."""
         self.location, self.groups, self.migration = location, groups, migration
+        self.traffic = StateTraffic()
 
     def table(self, keys: pa.Schema, values: pa.Schema, slices: str | None, merger: GroupMerger) -> RunTable:
         return RunTable(self, pa.schema([*keys, *values]), [name for name in keys.names if name != slices], slices,
@@ -133,8 +136,27 @@ class _RunState:
         assert self.backend.location is not None
         return self.backend.location
 
+    def _open(self, run: Run) -> Blocks:
+        """The rows of a run, mapped: none is read yet."""
+        return read_run(self._location, run, self.schema, self.backend.traffic)
+
     def _read(self, run: Run) -> Blocks:
-        return read_run(self._location, run, self.schema)
+        """The rows of a run, all of which are read."""
+        blocks = self._open(run)
+        self._count(run, blocks, _row_count(blocks))
+        return blocks
+
+    def _look_up(self, wanted: pa.RecordBatch, run: Run, blocks: Blocks) -> Iterator[Match]:
+        """The rows of a run with the keys of the wanted rows."""
+        rows = 0
+        for match in look_up(wanted, blocks, self._group):
+            rows += match.rows.num_rows
+            yield match
+        self._count(run, blocks, rows)
+
+    def _count(self, run: Run, blocks: Blocks, rows: int) -> None:
+        """Count rows of a run that were read; `blocks` are those of the task's key groups."""
+        self.backend.traffic.add_rows(run, rows, _row_count(blocks) < run.rows)
 
     def _open_rows(self, block: pa.RecordBatch) -> pa.RecordBatch:
         if self._first_open is None or self.slices is None:
@@ -169,11 +191,13 @@ class _RunState:
         """
         self._is_merged = True
         runs, migrating = self._migrating(new)
-        opened = [self._read(run) for run in runs]
-        sizes = [sum(block.num_rows for block in blocks) for blocks in opened]
+        opened = [self._open(run) for run in runs]
+        sizes = [_row_count(blocks) for blocks in opened]
         chosen = choose_to_merge(sizes, new.num_rows) | migrating
         chosen |= {k for k, run in enumerate(runs) if self._is_half_expired(run)}
         touched: list[tuple[pa.RecordBatch, np.ndarray]] = []
+        for k in chosen:
+            self._count(runs[k], opened[k], sizes[k])
         if new.num_rows or chosen:
             parts = [[self._open_rows(block) for block in part]
                      for part in ([new], *(opened[k] for k in sorted(chosen)))]
@@ -186,7 +210,8 @@ class _RunState:
 
             run = write_run(self._location, blocks(), self.backend.groups, self.slices)
             self._runs = [*(each for k, each in enumerate(runs) if k not in chosen), *([] if run is None else [run])]
-        return _Merged(opened, chosen, touched)
+            self.backend.traffic.written += 0 if run is None else run.size_bytes
+        return _Merged(runs, opened, chosen, touched)
 
     def _reduced(self, block: pa.RecordBatch, is_all: bool) -> pa.RecordBatch:
         """The rows of a block to write, which has all rows of each of its hashes in the runs that are merged; `is_all`:
@@ -207,7 +232,7 @@ class _RunState:
         found, migrating = list[Run](), set[int]()
         for run in self._runs:
             rest: list[Run] = []
-            if sum(block.num_rows for block in self._read(run)) < run.rows:
+            if _row_count(self._open(run)) < run.rows:
                 run, rest = hottest_range(run, width, rows)
                 migrating.add(len(found))
             found += [run, *rest]
@@ -216,10 +241,11 @@ class _RunState:
 
 @dataclass(frozen=True)
 class _Merged:
-    """The blocks of runs before a merge, which of the runs were merged, and the state of the new rows' keys after it,
-    with whether they existed.
+    """The runs before a merge with their blocks, which of them were merged, and the state of the new rows' keys after
+    it, with whether they existed.
     """
 
+    runs: list[Run]
     opened: list[Blocks]
     chosen: set[int]
     touched: list[tuple[pa.RecordBatch, np.ndarray]]
@@ -249,7 +275,7 @@ class RunTable(_RunState):
         """Rows of the same keys in runs that were not merged."""
         for k, blocks in enumerate(merged.opened):
             if k not in merged.chosen:
-                yield from look_up(new, blocks, self._group)
+                yield from self._look_up(new, merged.runs[k], blocks)
 
     def _before(self, new: pa.RecordBatch, found: list[Match]) -> pa.RecordBatch:
         """The groups of rows before they were merged; groups that did not exist have arbitrary values."""
@@ -279,13 +305,14 @@ class RunTable(_RunState):
 
     def append_and_get(self, rows: pa.RecordBatch) -> RowChange:
         new = self._sorted([rows.select(self.schema.names)])
-        opened = self._merge(new).opened
+        merged = self._merge(new)
         numbers = key_numbers(new, self._group)
         count = int(numbers.max()) + 1
         first = np.empty(count, np.int64)
         first[numbers[::-1]] = np.arange(len(numbers))[::-1]
         groups = take_rows(new, first)
-        found = [each for blocks in opened for each in look_up(groups, blocks, self._group)]
+        found = [each for run, blocks in zip(merged.runs, merged.opened, strict=True)
+                 for each in self._look_up(groups, run, blocks)]
         names = self.schema.names
         before = pa.concat_batches([new.slice(0, 0), *(each.rows for each in found)]).select(names)
         before_of = np.concatenate([np.zeros(0, np.int64), *(each.numbers for each in found)])
@@ -387,8 +414,11 @@ class RunRows(_RunState):
         if segment.batch is not None:
             return segment.batch
         hashes = np.unique(np.concatenate([self.backend.hasher(each, each.schema.names) for each in keys]))
-        return self._joined(rows_with_hashes(block, hashes).select(self.schema.names)
-                            for block in self._read(self._runs[segment.number]))
+        run = self._runs[segment.number]
+        blocks = self._open(run)
+        found = self._joined(rows_with_hashes(block, hashes).select(self.schema.names) for block in blocks)
+        self._count(run, blocks, found.num_rows)
+        return found
 
     def _joined(self, blocks: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
         found = [block for block in blocks if block.num_rows]
@@ -444,8 +474,8 @@ class RunRecords(_RunState):
 
     def get(self, keys: pa.RecordBatch) -> pa.RecordBatch:
         wanted = sort_by_hash(keys, self._hashes(keys))
-        blocks = [*(block for run in self._runs for block in self._read(run)), *self._new]
-        found = list(look_up(wanted, blocks, self._group))
+        found = [*(each for run in self._runs for each in self._look_up(wanted, run, self._open(run))),
+                 *look_up(wanted, self._new, self._group)]
         rows = pa.concat_batches([_empty(schema_with_hash(self.schema)), *(each.rows for each in found)])
         numbers = np.concatenate([np.zeros(0, np.int64), *(each.numbers for each in found)])
         return live_records(take_rows(rows, _newest(rows, numbers)), self._values)
@@ -478,6 +508,10 @@ class RunRecords(_RunState):
         self._merge(self._sorted([each.drop_columns([HASH]) for each in self._new]))
         self._new = []
         return super().snapshot()
+
+
+def _row_count(blocks: Blocks) -> int:
+    return sum(block.num_rows for block in blocks)
 
 
 def stored_records(keys: pa.Schema, values: pa.Schema) -> pa.Schema:

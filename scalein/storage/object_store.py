@@ -18,7 +18,6 @@ import shutil
 import tempfile
 import time
 import uuid
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -116,7 +115,7 @@ class Location:
             put(LocalFileSystem(self.path(folder)), base, data, writer=uuid.uuid4().hex)
 
     @contextmanager
-    def create(self, name: str) -> Iterator[ChecksummedOutput]:
+    def create(self, name: str) -> Iterator[CountedOutput]:
         """A new file, durable when the block ends; after an error there is no file."""
         path = self.path(name)
         with _wrap_errors("cannot write", self.uri_of(name)):
@@ -127,7 +126,7 @@ class Location:
                 raise StoreFailed(f"cannot write {self.uri_of(name)}: the folder does not exist", hint=hint) from error
             try:
                 with file:
-                    yield ChecksummedOutput(file)
+                    yield CountedOutput(file)
                     file.flush()
                     if self.is_local:
                         os.fsync(file.fileno())
@@ -219,25 +218,19 @@ class Location:
                     os.remove(path)
 
 
-class ChecksummedOutput:
-    """A file that is being written, with its size and a running checksum."""
+class CountedOutput:
+    """A file that is being written, with its size."""
 
     closed = False  # pyarrow reads it
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self.size_bytes, self._sum = 0, 0
+        self.size_bytes = 0
 
     def write(self, data: bytes) -> int:
         self._file.write(data)
-        self._sum = zlib.crc32(data, self._sum)
         self.size_bytes += len(data)
         return len(data)
-
-    def take_checksum(self) -> int:
-        """The checksum of the bytes written since the last call."""
-        found, self._sum = self._sum, 0
-        return found
 
     def flush(self) -> None:
         pass

@@ -193,7 +193,7 @@ def test_a_failed_attempt_has_no_effect(tmp_path: Path, monkeypatch: pytest.Monk
     original = Location.create
 
     @contextmanager
-    def create(self: Location, name: str) -> Iterator[object_store.ChecksummedOutput]:
+    def create(self: Location, name: str) -> Iterator[object_store.CountedOutput]:
         with original(self, name) as written:
             yield written
             if full[0]:

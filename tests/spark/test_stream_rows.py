@@ -150,29 +150,43 @@ def test_state_shows_the_aggregates_of_an_expression_by_their_texts(name: str, w
 
 @pytest.mark.parametrize("migration", MIGRATIONS)
 def test_state_migrates(migration: str, tmp_path: Path) -> None:
-    """Results do not depend on it; files shared with other tasks are rewritten at once, in steps, or by merges."""
+    """Results do not depend on it; files shared with other tasks are rewritten at once, in steps, or by merges. What
+    moves is all of the state, or what a batch touches of it.
+    """
     few = pa.table({"k": [1, 2, 3], "x": [1] * 3}).cast(pa.schema([SCHEMA.field("k"), SCHEMA.field("x")]))
     many = pa.table({"k": range(3000), "x": [2] * 3000}).cast(few.schema)
     flow = si.flow(few.schema).group_by("k").agg(n=si.count(), t=col("x").sum())
     coordinator = start_stream(flow, tmp_path, si.to_memory(), emit="changes", partitions=1, migration=migration)
     run(coordinator, [[many]])
     coordinator.partitions = 4
-    left = list[int]()  # after each batch, the key groups for which tasks read the shared file
+    (file,) = coordinator._runs
+    left, moved = list[int](), list[int]()  # after each batch, the key groups for which tasks read the shared file
     for number in range(1, 12):
         run(coordinator, [[few]], first=number)
         left.append(sum(part.last - part.first for part in coordinator._runs if part.rows == 3000))
+        assert coordinator.progress is not None
+        moved.append(int(str(coordinator.progress["state_bytes_moved"])))
+        assert moved[-1] <= int(str(coordinator.progress["state_bytes_read"]))
+        assert int(str(coordinator.progress["state_bytes_written"])) > 0
+        assert int(str(coordinator.progress["state_bytes_verified"])) > 0  # of the new files at least
     coordinator.close()
     given = pa.concat_tables([many, *[few] * 11])
     assert_same(read_state(tmp_path), flow.collect(given))
     match migration:
         case "lazy":
             assert left[-1] > 200  # small merges did not rewrite it
+            assert 0 < moved[0] <= file.size_bytes * 3 // 3000  # the rows of three keys
         case "eager":
             assert left == [0] * 11
+            assert file.size_bytes - 4 <= moved[0] <= file.size_bytes
+            assert not any(moved[1:])
         case "hybrid":
             assert left[0] == 256 - 4 * 8
             assert sorted(left, reverse=True) == left
             assert left[7] == 0
+            assert max(moved) < file.size_bytes // 4
+            assert file.size_bytes * 0.99 < sum(moved) < file.size_bytes * 1.01
+            assert not any(moved[8:])
 
 
 @pytest.mark.parametrize("emit", ["final", "changes"])

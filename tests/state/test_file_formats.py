@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalein.errors import Damaged, InternalError, NewerFormat
+from scalein.options import Options
 from scalein.state import format, manifest
-from scalein.state.checksum import block_checksum, block_checksums
+from scalein.state.checksum import ByteChecksum, block_checksum, block_checksums, compiled_checksums
 from scalein.state.index_runs import IndexRead, IndexRun, IndexWriter, make_entries
 from scalein.state.manifest import Manifest
 from scalein.state.run_file import IndexMemory, RunFile
@@ -45,6 +47,22 @@ def test_checksums_of_a_batch_equal_those_of_single_blocks(count: int, size: int
     for k in {0, count // 2, count - 1} & set(range(count)):
         wanted = reference_checksum(data[k].tobytes(), int(seeds[k]))
         assert int(found[k]) == block_checksum(data[k], seeds[k]) == wanted
+
+
+@given(st.integers(0, 20_000), st.integers(0, 1 << 32))
+@settings(deadline=None, max_examples=20)
+def test_checksums_of_any_bytes_do_not_depend_on_their_parts(size: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    data = random.integers(0, 256, size, np.uint8).tobytes()
+    padded = data.ljust(-(-size // 4096) * 4096, b"\0")
+    sums = [reference_checksum(padded[at : at + 4096], at // 4096) for at in range(0, len(padded), 4096)]
+    wanted = reference_checksum(b"".join(each.to_bytes(8, "little") for each in [*sums, *[0] * (-len(sums) % 8)]), size)
+    cuts = [0, *sorted(random.integers(0, size + 1, 4).tolist()), size]
+    for checksums in (block_checksums, compiled_checksums(Options.make(workers=1))):
+        found = ByteChecksum(checksums)
+        for start, end in itertools.pairwise(cuts):
+            found.update(data[start:end])
+        assert found.digest() == wanted
 
 
 # --- manifests

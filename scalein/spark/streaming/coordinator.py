@@ -342,13 +342,16 @@ class Coordinator:
             warn(f"{late} rows came too late and were dropped; later ones are only counted: see "
                  'last_progress["late_rows"], or give late= a sink', self._spec.at)
         by_file = {run.file: run for run in runs}.values()
+        traffic = {f"state_bytes_{name}": sum(as_int(each["traffic"][name]) for each in results if "traffic" in each)
+                   for name in ("read", "moved", "written", "verified")}
         return {"name": self._spec.name, "batch_id": number, "partitions": partitions, "rows_in": rows,
                 "row_groups_skipped": skipped.row_groups,
                 "rows_out": sum(as_int(each["rows_out"]) for each in results), "late_rows": late,
                 "failed_rows": failed, "timeless_rows": timeless, "outlier_rows": clock.outlier_rows,
                 "watermark": clock.watermark, "watermark_time": self.watermark_time(clock),
                 "why_no_watermark": self._why_no_watermark(clock), "state_files": len(by_file),
-                "state_rows": sum(run.rows for run in by_file), "state_bytes": sum(run.size_bytes for run in by_file)}
+                "state_rows": sum(run.rows for run in by_file), "state_bytes": sum(run.size_bytes for run in by_file),
+                **traffic}
 
     def watermark_time(self, clock: Clock) -> str | None:
         """The watermark as a time that people read."""

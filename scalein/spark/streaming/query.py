@@ -276,7 +276,10 @@ class StreamJob:
                   where there is none, `why_no_watermark` says why. `outlier_rows` counts, since the first batch of the
                   checkpoint, rows whose time was too far ahead of the others to move the watermark.
         state     after the batch: `state_rows`, `state_bytes` and `state_files`. A group may have rows in several
-                  files, until these are merged.
+                  files, until these are merged. Of the batch itself, over its tasks: `state_bytes_read`, of rows that
+                  were looked up or merged; of these `state_bytes_moved`, in files that hold key groups of other tasks
+                  too, as they do after a rescale; `state_bytes_written`, of new files; and `state_bytes_verified`, of
+                  blocks whose checksums a process computed because it met them for the first time.
         """
         return self._coordinator.progress
 

@@ -21,7 +21,7 @@ from scalein.options import Options
 from scalein.spark.shuffle import key_hashes
 from scalein.spark.streaming.event_time import Clock
 from scalein.spark.streaming.stream_plan import StreamPlan
-from scalein.state.hash_runs import Run
+from scalein.state.hash_runs import Run, StateTraffic
 from scalein.state.run_table import RUNS, RunBackend
 from scalein.storage.checked_json import Json, as_list, as_map
 from scalein.storage.object_store import Location
@@ -66,6 +66,11 @@ class Reducer:
         self._operator = operator
         return [replace(Run.from_json(each), part=part) for part in self._plan.state_parts
                 for each in as_list(as_map(version[part] if part else version)[RUNS])]
+
+    @property
+    def traffic(self) -> StateTraffic:
+        """Of the last task."""
+        return self._backend.traffic
 
     def _open(self) -> StatefulOperator:
         plan = self._plan

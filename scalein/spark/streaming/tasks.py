@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -190,12 +190,13 @@ def _reduce(batch: MicroBatch, target: int, shuffled: list[pa.RecordBatch], othe
         clock = replace(clock, watermark=batch.drains_to)
     reduce_input = ReduceInput(groups, runs, batch.clock, clock, batch.migration)
     with _open_writers(batch, target) as writers:
-        runs_after = reducer(plan, options).run(reduce_input, shuffled, batch.location, writers["out"].write)
+        reduce_side = reducer(plan, options)
+        runs_after = reduce_side.run(reduce_input, shuffled, batch.location, writers["out"].write)
         for role, rows in others:
             writers[role].write(rows)
         totals = {name: sum(each[name] for each in summaries) for name in TOTALS}
         yield from _finish(target, writers, runs=[[*run.to_json()] for run in runs_after],
-                           clock=clock.to_json(), **totals)
+                           clock=clock.to_json(), traffic=asdict(reduce_side.traffic), **totals)
 
 
 @dataclass(frozen=True)
