@@ -7,6 +7,7 @@
 rates    the greatest rate of six flows with 1 and 2 workers and batches of 1 k to 1 M rows
 memory   of a running aggregate whose state is from half of `memory=` to ten times of it
 latency  p99 of three flows at 30, 60 and 90 % of the rate that they reached
+spark    the time of a micro-batch on two local cores, by partitions and rows, with figures that are measured before
 
 Each flow is profiled once, over a part of its rows. A job's rate is that of its rounds, the best of some turns: rows
 over the seconds that it was busy, from rows in memory and without a sink. Latency is of rows that come in batches by a
@@ -23,11 +24,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 import scalein as si
 from bench import data
@@ -40,6 +42,7 @@ MAX_ROWS, RUN_S = 48_000_000, 0.3
 BATCHES = (1_000, 16_384, 1 << 18, 1 << 20)
 LOADS, SECONDS = (0.3, 0.6, 0.9), 3.0
 STATE_KEYS = 2_000_000
+SPARK_KEYS, SPARK_PARTITIONS, SPARK_ROWS, SPARK_BATCHES = 200_000, (1, 2, 8), (50_000, 500_000, 4_000_000), 9
 SHARES = (2.0, 1.0, 0.5, 0.25, 0.1)  # of the state, that memory has room for
 
 
@@ -207,7 +210,50 @@ def latencies(rows: int, by_cpu: bool) -> Iterator[Case]:
                        latency(flow, table, batch_rows, load * most))
 
 
-PARTS: Mapping[str, Callable[[int, bool], Iterator[Case]]] = {"rates": rates, "memory": memory, "latency": latencies}
+def spark(rows: int, by_cpu: bool) -> Iterator[Case]:
+    from scalein.errors import here
+    from scalein.model.calibration import TYPICAL, SparkFigures
+    from scalein.spark.calibrate import measure
+    from scalein.spark.session import session
+
+    running = session(cores=2)
+    machine = replace(TYPICAL, cores=2, spark=SparkFigures(**measure(here())))
+    print(machine.spark, flush=True)
+    for name, keys, emit in (("totals", SPARK_KEYS, "changes"), ("hot bids", None, "final")):
+        flow, make = FLOWS[name]
+        table = (data.keyed_values(rows, keys=SPARK_KEYS) if keys else make(rows)).combine_chunks()
+        model = profiled(flow, table)
+        for partitions in SPARK_PARTITIONS:
+            for batch_rows in SPARK_ROWS:
+                found = model.predict(partitions=partitions, executors=1, cores=2, every=60, keys=keys, on=machine,
+                                      rate=min(rows, batch_rows) / 60)
+                assert found.batch_s is not None
+                yield Case(f"{name}, {partitions} partitions, batches of {batch_rows:,}", found.batch_s,
+                           *found.intervals["batch_s"], _batch_s(running, flow, table, batch_rows, partitions, emit))
+
+
+def _batch_s(running: Any, flow: Callable[[Flow], Flow], table: pa.Table, batch_rows: int, partitions: int,
+             emit: str) -> float:
+    """The median time of a micro-batch."""
+    import scalein.spark as sis
+
+    whole = later(table, -(-SPARK_BATCHES * batch_rows // table.num_rows))
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(SPARK_BATCHES):
+            pq.write_table(whole.slice(number * batch_rows, batch_rows), f"{folder}/{number:03}.parquet")
+        schema = running.read.parquet(f"{folder}/000.parquet").schema
+        stream = running.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(folder)
+        with tempfile.TemporaryDirectory() as place:
+            job = sis.start(flow(si.flow(table.schema)), stream, sink=si.to_parquet(f"{place}/out"), emit=emit,
+                            checkpoint=f"{place}/checkpoint", partitions=partitions, trigger={"availableNow": True})
+            job.wait()
+            times = [each.durationMs["triggerExecution"] / 1e3 for each in job.query.recentProgress
+                     if "addBatch" in each.durationMs]
+    return statistics.median(times[SPARK_BATCHES // 3:])
+
+
+PARTS: Mapping[str, Callable[[int, bool], Iterator[Case]]] = {"rates": rates, "memory": memory, "latency": latencies,
+                                                              "spark": spark}
 
 
 def summary(cases: Sequence[Case]) -> str:

@@ -55,7 +55,7 @@ def calibrate(folder: str | os.PathLike[str] | None = None, *, spark: bool = Fal
         report("Spark")
         from scalein.spark.calibrate import measure  # only this part needs pyspark
 
-        figures = SparkFigures(*measure(at))
+        figures = SparkFigures(**measure(at))
     return Calibration(describe_cpu(), cores, operations, bandwidth, probes, read, write, sync_s, wake_s, wake_p99_s,
                        figures)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import pairwise
 from math import exp, isfinite, log
 from pathlib import Path
@@ -29,6 +29,9 @@ class SparkFigures:
     batch_s: float  # of a micro-batch without rows
     task_s: float  # of a task without rows
     transfer_bytes_s: float  # of Arrow batches from the JVM to a Python worker, one core
+    stage_s: float = 0.05  # that a batch takes longer whose rows are shuffled to a second wave of tasks
+    read_bytes_s: float = 1e9  # of columns of Parquet that a task reads, one core
+    group_s: float = 2.5e-7  # of a group of state that is read, merged and written, one core
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,9 @@ class Calibration:
                  f"wake-up       {self.wake_s * 1e6:.0f} us, p99 {self.wake_p99_s * 1e6:.0f} us"]
         if self.spark is not None:
             lines.append(f"Spark         {self.spark.batch_s * 1e3:.0f} ms a batch, {self.spark.task_s * 1e3:.1f} ms a "
-                         f"task, {self.spark.transfer_bytes_s / 1e6:,.0f} MB/s to a Python worker")
+                         f"task, {self.spark.stage_s * 1e3:.0f} ms a shuffle, {self.spark.transfer_bytes_s / 1e6:,.0f} "
+                         f"MB/s to a Python worker, {self.spark.read_bytes_s / 1e6:,.0f} MB/s from files, "
+                         f"{self.spark.group_s * 1e9:.0f} ns a group")
         return "\n".join(lines)
 
 
@@ -148,8 +153,10 @@ def _parsed(found: object) -> Calibration:
         raise ValueError("cores is not a number of cores")
     values["machine"], values["is_measured"] = str(values["machine"]), bool(values["is_measured"])
     if values["spark"] is not None:
-        values["spark"] = SparkFigures(**{field.name: _positive(values["spark"][field.name], f"spark.{field.name}")
-                                          for field in fields(SparkFigures)})
+        given = values["spark"]
+        values["spark"] = SparkFigures(**{  # files of earlier versions lack the figures that have a default
+            field.name: _positive(given[field.name], f"spark.{field.name}") for field in fields(SparkFigures)
+            if field.default is MISSING or field.name in given})
     return Calibration(**values)
 
 

@@ -19,6 +19,8 @@ import numpy as np
 from scalein.exec.morsels import COALESCED_ROWS, SMALL_ROWS
 from scalein.ir.estimate import StageCost
 
+HEAVIEST = 1_000  # keys whose places are looked at one by one; the others are spread evenly
+
 
 @dataclass(frozen=True, slots=True)
 class StageShare:
@@ -27,6 +29,7 @@ class StageShare:
     cost: StageCost
     rows: float  # of the stage, for a row of the source
     seconds: float  # for a row of the source
+    is_serial: bool = False  # one worker computes it at a time: rows of a key, one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,23 @@ class Groups:
     def heaviest(self) -> float:
         """The share of rows that the most frequent key has."""
         return max(self.of_count, default=0) / max(1, self.rows)
+
+    def fullest(self, parts: int) -> float:
+        """The share of rows in the part that has most of them, where all rows of a key are in one, by its hash.
+
+        >>> 0.8 <= Groups(rows=100, of_count={80: 1, 1: 20}).fullest(8) < 0.9
+        True
+        >>> round(Groups(rows=10**6, of_count={1: 10**6}).fullest(8), 3), Groups(0, {}).fullest(4)
+        (0.125, 0.25)
+        """
+        counts: list[int] = []
+        for count in sorted(self.of_count, reverse=True):
+            counts += [count] * min(self.of_count[count], HEAVIEST - len(counts))
+        if not counts:
+            return 1 / parts
+        owners = np.random.default_rng(1).integers(0, parts, len(counts))
+        heavy = np.bincount(owners, np.array(counts) / self.rows, parts)
+        return float(heavy.max()) + (1 - sum(counts) / self.rows) / parts
 
     def expected(self, rows: float, keys: int | None = None) -> float:
         """The distinct keys among so many rows; `keys` says how many there are in all, where that is known."""

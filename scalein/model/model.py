@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import ceil, exp, inf, isfinite, log2, sqrt
+from functools import partial
+from math import exp, inf, isfinite, log2, sqrt
 
 from scalein.durations import seconds
 from scalein.errors import BadArgument, SourceLoc, here
@@ -24,10 +25,21 @@ from scalein.jobs.spec import Shares
 from scalein.model.autoscale import Scales
 from scalein.model.calibration import Calibration, calibration_of
 from scalein.model.costs import Costs
+from scalein.model.micro_batches import (
+    Batch,
+    SparkConfig,
+    Touched,
+    batch_of,
+    fullest_share,
+    rescale_s,
+    serial_share,
+)
 from scalein.model.network import gamma_quantile, waiting
 from scalein.model.prediction import Checkpoint, Interval, Plan, Prediction
 from scalein.notebook_card import format_bytes
 from scalein.options import parse_size
+from scalein.state.hash_runs import MIGRATIONS
+from scalein.state.key_groups import KEY_GROUPS
 
 BATCH_ROWS = 1 << 12, 1 << 18  # of a source, if nothing is said: the least and the most
 BATCH_S = 0.004  # of a worker's time that such a batch takes
@@ -44,6 +56,7 @@ QUANTILE = 1.645  # of a normal distribution, for intervals of 90 %
 MODEL_ERROR, WORKER_ERROR, DISK_ERROR, MACHINE_ERROR = 0.06, 0.05, 0.3, 0.2  # relative standard deviations
 SPARK_ERROR = 0.15
 LATENCY_FACTOR = 1.4  # either way, besides what the error of the greatest rate does
+READ_BY = "tasks", "spark"
 HEADROOM = 0.9  # the greatest utilization that is planned for
 FEW_ROWS = 5_000  # of a sample that says little
 MOST_WORKERS, MOST_ASKED = 64, 1_024
@@ -95,7 +108,8 @@ class Model(Scales):
     def predict(self, *, workers: int = 1, rate: float | None = None, memory: str | int | None = None,
                 every: object = None, batch_rows: int | None = None, keys: int | None = None,
                 variability: float = 1.0, on: object = None, partitions: int | None = None,
-                executors: int | None = None, cores: int | None = None) -> Prediction:
+                executors: int | None = None, cores: int | None = None, read_by: str | None = None,
+                migration: str | None = None) -> Prediction:
         """What a job with this configuration will do: the arguments are those of `start`.
 
         `rate` is in rows a second (70 % of the greatest if it is not given), in batches of `batch_rows` (what a worker
@@ -105,14 +119,17 @@ class Model(Scales):
 
         With `partitions`, `executors` or `cores` (of each executor) it is about `scalein.spark.start`, whose trigger is
         `every` (a second if it is not given): this needs a calibration with Spark (`scalein calibrate --spark`).
+        `read_by` is "tasks" where tasks read files themselves, "spark" where rows come out of the JVM (as in
+        `last_progress`), and `migration` is that of `start`, for the pause of a rescale.
         """
         at = here()
         config = self._config(workers, memory, every, batch_rows, keys, variability, at)
         if rate is not None:
             _check(rate, "rate", at, zero=True)
         machine = self.calibration if on is None else calibration_of(on, at)
-        if not partitions is executors is cores is None:
-            return self._predict_spark(config, rate, machine, partitions, executors, cores, at)
+        given = partitions, executors, cores, read_by, migration
+        if any(each is not None for each in given):
+            return self._predict_spark(config, self._spark_config(config, machine, *given, at), rate, machine)
         return self._predict(config, rate, machine)
 
     def recommend(self, *, rate: float, p99: object = None, memory: str | int | None = None, every: object = None,
@@ -183,8 +200,8 @@ class Model(Scales):
             "every": config.every_s, "keys": config.keys}
         return Prediction(shown, rate, max_rate, low, high, busy, p50, p99, busy >= 1, state, memory, on_disk,
                           checkpoint, pause, _in_words(found, config), found.parts, intervals,
-                          tuple(self._notes(config, machine, rate)),
-                          lambda other: self._predict(config, other, machine))
+                          tuple(self._notes(config, machine)),
+                          partial(self._predict, config, machine=machine))
 
     def _error(self, config: Config, machine: Calibration) -> float:
         """The relative standard deviation of the greatest rate: more the farther it is from what was measured."""
@@ -195,7 +212,7 @@ class Model(Scales):
             parts.append(MACHINE_ERROR)
         return sqrt(sum(part ** 2 for part in parts))
 
-    def _notes(self, config: Config, machine: Calibration, rate: float) -> list[str]:
+    def _notes(self, config: Config, machine: Calibration) -> list[str]:
         found = []
         if not machine.is_measured:
             found.append("the machine was not calibrated (`scalein calibrate`): its figures are typical ones")
@@ -243,12 +260,16 @@ class Model(Scales):
         prepare = costs.prepare_s(rows, config.batch_rows) * slower / rows
         end = costs.end_s(rows) * slower / rows + (machine.wake_s / rows if workers > 1 else 0.0)
         # One worker prepares while others compute: the longer of both counts, smoothly, as neither waits perfectly.
-        shared = (kernels + prepare) / crew
+        alone_s = serial_share(self.costs) * kernels
+        shared = (kernels - alone_s + prepare) / crew + alone_s
         both = shared if workers == 1 else (shared ** SMOOTH + prepare ** SMOOTH) ** (1 / SMOOTH)
-        moved = sum(each.rows * each.cost.bytes for each in self.costs.stages)
-        # One worker's share of the traffic is in what was measured; together they may ask for more than there is.
-        delivered = min(moved, kernels * machine.bandwidth_of(1)) / machine.bandwidth_of(workers)
-        parts = {"kernels": kernels / crew, "preparation": both - kernels / crew, "ends of rounds": end}
+        # What one worker moves is in what was measured here: no more than this machine can. Together, or on another
+        # machine, workers may ask for more than there is.
+        moved = min(sum(each.rows * each.cost.bytes for each in self.costs.stages),
+                    kernels / slower * self.calibration.bandwidth_of(1))
+        delivered = moved / machine.bandwidth_of(workers)
+        by_all, left = (kernels - alone_s) / crew, both - (kernels - alone_s) / crew - alone_s
+        parts = {"kernels": by_all, "kernels one at a time": alone_s, "preparation": left, "ends of rounds": end}
         if delivered > both:
             parts["memory bandwidth"] = delivered - both
         parts["cache misses of state"] = self._misses(config, rate, machine) / crew
@@ -259,12 +280,16 @@ class Model(Scales):
         return {name: each for name, each in parts.items() if each > 0}
 
     def _misses(self, config: Config, rate: float | None, machine: Calibration) -> float:
-        """Seconds that the probes of a row take longer than in the sample, whose state was smaller."""
-        found = 0.0
+        """Seconds that the probes of a row take longer than in the sample, whose state was smaller, and which was
+        measured on this machine.
+        """
+        found, slower = 0.0, self._slower(machine)
         for each in self.costs.states:
+            if each.keeps_rows:  # they are written one after the other
+                continue
             there = each.groups.distinct * each.group_bytes
             size = each.count(rate or 1e6, config.keys, self._rows(rate)) * each.group_bytes
-            found += each.rows * max(0.0, machine.probe_s(size) - machine.probe_s(there))
+            found += each.rows * max(0.0, machine.probe_s(size) - slower * self.calibration.probe_s(there))
         return found
 
     # --- state
@@ -287,16 +312,19 @@ class Model(Scales):
     def _cold_share(self, config: Config, rate: float | None) -> float:
         """The share of rows whose group is on disk: the coldest ones are."""
         state, kept = self._state(config, rate), self._kept(config)
+        keyed = [each.groups for each in self.costs.states if not each.keeps_rows]
         if state <= kept:
             return 0.0
-        return 1 - max(each.groups.share_of_hottest(kept / state) for each in self.costs.states)
+        return 1 - max((each.share_of_hottest(kept / state) for each in keyed), default=kept / state)
 
     def _disk(self, config: Config, rate: float | None, machine: Calibration) -> float:
         cold = self._cold_share(config, rate)
         if cold <= 0:
             return 0.0
-        size = sum(each.rows * each.group_bytes for each in self.costs.states)
-        return cold * (COLD_S + size * COLD_WRITES / machine.disk_write)
+        keyed, kept = (sum(each.rows * each.group_bytes for each in self.costs.states if each.keeps_rows == rows)
+                       for rows in (False, True))
+        by_key = COLD_S + keyed * COLD_WRITES / machine.disk_write if keyed else 0.0
+        return cold * (by_key + kept * (1 / machine.disk_write + 1 / machine.disk_read))  # rows go there once, and back
 
     def _waiting_bytes(self, config: Config, rate: float, found: _Figures) -> float:
         """Of batches that wait, and those of a round."""
@@ -347,55 +375,90 @@ class Model(Scales):
 
     # --- Spark
 
-    def _predict_spark(self, config: Config, rate: float | None, machine: Calibration, partitions: int | None,
-                       executors: int | None, cores: int | None, at: SourceLoc) -> Prediction:
-        """A stream in micro-batches: tasks take rows from the JVM, and then partitions of state take partial groups."""
+    def _spark_config(self, config: Config, machine: Calibration, partitions: int | None, executors: int | None,
+                      cores: int | None, read_by: str | None, migration: str | None, at: SourceLoc) -> SparkConfig:
         if machine.spark is None:
             raise BadArgument("the calibration has no figures of Spark", at=at, found=machine.machine,
                               hint="`scalein calibrate --spark` measures them")
         if config.memory is not None:
-            raise BadArgument("memory is that of Spark's executors, and no argument of this prediction", at=at)
+            raise BadArgument("memory is that of Spark's executors, and no argument of this prediction", at=at,
+                              hint="state is in files there; the prediction says what tasks need")
         partitions, executors = (default if value is None else value
                                  for value, default in ((partitions, 8), (executors, 1)))
         _check_count(partitions, "partitions", at)
+        if partitions > KEY_GROUPS:
+            raise BadArgument(f"partitions is a number from 1 to {KEY_GROUPS}", at=at, found=repr(partitions))
         _check_count(executors, "executors", at)
         cores = max(1, machine.cores // executors) if cores is None else cores
         _check_count(cores, "cores", at)
-        spark, slots = machine.spark, executors * cores
-        every_s = 1.0 if config.every_s is None else config.every_s
-        # Two waves of tasks, of the rows and of the partitions of state; the calibration's batch has two of each.
-        waves = max(0, ceil(partitions / slots) - ceil(2 / slots)) * spark.task_s
-        fixed_s = spark.batch_s + waves
+        for name, value, known in (("read_by", read_by, READ_BY), ("migration", migration, MIGRATIONS)):
+            if value is not None and value not in known:
+                raise BadArgument(f"no such {name}", at=at, found=repr(value), has=", ".join(map(repr, known)))
+        return SparkConfig(partitions, executors, cores, 1.0 if config.every_s is None else config.every_s,
+                           read_by or READ_BY[0], migration or MIGRATIONS[0])
+
+    def _predict_spark(self, config: Config, spark: SparkConfig, rate: float | None,
+                       machine: Calibration) -> Prediction:
+        """A stream in micro-batches, as `micro_batches.py` has them: each takes what came during the one before."""
+        figures, costs, every_s = machine.spark, self.costs, spark.every_s
+        assert figures is not None
         alone = self._parts(replace(config, workers=1, every_s=None), rate, machine, 1e6)
-        parts = {name: each / slots for name, each in alone.items()}
-        parts["Arrow from Spark"] = self.costs.bytes / spark.transfer_bytes_s / slots
-        row_s = sum(parts.values())
-        longest_s = max(every_s, 2 * fixed_s)  # of a batch, at the greatest rate
-        max_rate = (longest_s - fixed_s) / (longest_s * row_s)
-        parts["fixed cost of a batch"] = 1 / max_rate - row_s
+        row_s = sum(alone.values())
+
+        def batch(seconds: float, each: float) -> Batch:
+            return batch_of(each * seconds, row_s, costs, self._touched(config, each, seconds), figures, spark,
+                            self._slower(machine))
+
+        longest_s = max(every_s, 2 * batch(1e-9, 1e-9).seconds)  # of a batch, at the greatest rate
+        max_rate = _greatest(lambda each: batch(longest_s, each).seconds <= longest_s, 1.0 / row_s * spark.slots)
         rate = 0.7 * max_rate if rate is None else float(rate)
         busy = rate / max_rate
-        took_s = inf if rate * row_s >= 1 else max(fixed_s / (1 - rate * row_s), 0.0)
-        if took_s < every_s:
-            took_s = fixed_s + rate * every_s * row_s  # the trigger waits
-        period_s = max(every_s, took_s)
+        period_s = every_s
+        for _ in range(50):  # a batch takes what came during the one before: until that stays the same
+            period_s = min(max(every_s, batch(period_s, rate).seconds), 4 * longest_s)
+        done = batch(period_s, rate)
+        took_s = done.seconds if busy < 1 else inf
         p50, p99 = (period_s / 2 + took_s, 0.99 * period_s + 1.2 * took_s) if busy < 1 else (inf, inf)
         error = QUANTILE * sqrt(self._error(replace(config, workers=1), machine) ** 2 + SPARK_ERROR ** 2)
-        state = self._state(config, rate)
-        memory = state + self.costs.bytes * rate * (period_s if isfinite(period_s) else longest_s)
-        pause = took_s if isfinite(took_s) else longest_s
+        touched = self._touched(config, rate, period_s)
+        state = sum(each.groups * each.state.group_bytes for each in touched)
+        # A task holds the rows that it reads and the runs that it merges.
+        memory = costs.bytes * rate * period_s + min(spark.slots, spark.partitions) * 2 * done.written_bytes \
+            / spark.partitions
+        pause = rescale_s(touched, figures, spark)
+        state_s = done.parts.get("runs of state", 0.0)
+        checkpoint = Checkpoint(done.written_bytes, state_s + figures.task_s, state_s / period_s)
         intervals = {"max_rate": (max_rate / (1 + error), max_rate * (1 + error)),
                      "utilization": (busy / (1 + error), busy * (1 + error)),
                      "p50_s": (p50 / (1 + error), p50 * (1 + error)), "p99_s": (p99 / (1 + error), p99 * (1 + error)),
-                     "batch_s": (took_s / (1 + error), took_s * (1 + error)), "memory": (memory / 2, memory * 2)}
-        shown: dict[str, object] = {"workers": slots, "partitions": partitions, "executors": executors, "cores": cores,
-                                    "every": every_s, "keys": config.keys}
-        figures = _Figures(1 / max_rate, parts, 0.0, 0.0, fixed_s)
-        return Prediction(shown, rate, max_rate, *intervals["max_rate"], busy, p50, p99, busy >= 1, state, memory, 0.0,
-                          None, spark.task_s * ceil(partitions / slots), _in_words(figures, config), parts, intervals,
-                          tuple(self._notes(replace(config, workers=cores), machine, rate)),
-                          lambda other: self._predict_spark(config, other, machine, partitions, executors, cores, at),
-                          pause)
+                     "batch_s": (took_s / (1 + error), took_s * (1 + error)), "memory": (memory / 2, memory * 2),
+                     "rescale_pause_s": (pause / 3, pause * 3)}
+        most = batch(longest_s, max_rate)
+        parts = {name: each / max(max_rate * longest_s, 1e-9) for name, each in most.parts.items()}
+        shown: dict[str, object] = {
+            "workers": spark.slots, "partitions": spark.partitions, "executors": spark.executors, "cores": spark.cores,
+            "every": every_s, "keys": config.keys, "read_by": spark.read_by, "migration": spark.migration}
+        notes = self._notes(replace(config, workers=spark.cores), machine)
+        if spark.partitions < spark.slots and costs.states:
+            notes.append(f"{spark.partitions} partitions use {spark.partitions} of {spark.slots} cores for state")
+        share = fullest_share(costs, spark.partitions) * spark.partitions
+        if share > 1.5:
+            notes.append(f"a heavy key: its partition has {share:.1f} times the rows of a fair one, and more "
+                         "partitions do not divide it")
+        figures_of = _Figures(sum(parts.values()), parts, 0.0, 0.0, 0.0)
+        return Prediction(shown, rate, max_rate, *intervals["max_rate"], busy, p50, p99, busy >= 1, state, memory,
+                          state, checkpoint, pause, _in_words(figures_of, config), parts, intervals, tuple(notes),
+                          partial(self._predict_spark, config, spark, machine=machine), took_s)
+
+    def _touched(self, config: Config, rate: float, seconds: float) -> list[Touched]:
+        """What a batch of so many seconds at a rate changes of the state."""
+        found = []
+        for each in self.costs.states:
+            groups = each.count(rate, config.keys, self._rows(rate))
+            rows = rate * each.rows * seconds
+            found.append(Touched(each, groups, min(groups, rows if each.keeps_rows else
+                                                   each.groups.expected(rows, config.keys))))
+        return found
 
     # --- plans
 
@@ -440,6 +503,17 @@ def _greatest_factor(found: Prediction, limit_s: float) -> float:
     return low * found.max_rate / found.rate
 
 
+def _greatest(holds: Callable[[float], bool], about: float) -> float:
+    """The greatest rate that holds, from one that is about as great."""
+    low, high = 0.0, about
+    while holds(high):
+        low, high = high, 2 * high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return max(low, 1e-9)
+
+
 def _leaves_memory(found: Prediction) -> float | None:
     """The factor on a prediction's rate at which state leaves the memory; None if it does not, as it does not grow."""
     again: Callable[[float], Prediction] | None = found._at
@@ -455,6 +529,7 @@ def _leaves_memory(found: Prediction) -> float | None:
 
 _WORDS = {
     "kernels": "computation in kernels",
+    "kernels one at a time": "the rows of keys, which one worker computes one after the other",
     "preparation": "what prepares kernels for each batch, one worker at a time",
     "ends of rounds": "what one thread does at the end of a round, such as closing windows",
     "memory bandwidth": "memory bandwidth",
@@ -462,6 +537,9 @@ _WORDS = {
     "state on disk": "state that memory has no room for",
     "checkpoints": "checkpoints",
     "Arrow from Spark": "rows that cross from the JVM to Python",
+    "reading of files": "files that tasks read",
+    "rows in the shuffle": "rows that cross the shuffle",
+    "runs of state": "state that is read, merged and written",
     "fixed cost of a batch": "the fixed cost of a micro-batch; a longer trigger would help",
 }
 
@@ -472,7 +550,8 @@ def _in_words(found: _Figures, config: Config) -> str:
     share = found.parts[most] / found.row_s
     help_ = {
         "preparation": f"; batches of more than {config.batch_rows:,} rows would help",
-        "ends of rounds": "; more workers help little", "memory bandwidth": "; more workers help little",
+        "ends of rounds": "; more workers help little",
+        "kernels one at a time": "; more workers help little", "memory bandwidth": "; more workers help little",
         "state on disk": "; more memory would help", "kernels": "; more workers help",
     }.get(most, "")
     return f"{_WORDS[most]}, {share:.0%} of the time{help_}"

@@ -35,6 +35,7 @@ from scalein.ir import ops
 from scalein.ir.estimate import estimate
 from scalein.ir.ops.join import as_written
 from scalein.ir.rewrite import rewrite, walk_streams
+from scalein.ir.stages import DedupStep, Process, Stage
 from scalein.jobs.driver import LONG_ROUND_S
 from scalein.jobs.job_graph import JobGraph, OutputSpec
 from scalein.jobs.metrics import Metrics
@@ -266,12 +267,18 @@ def _run(op: ops.Op, batch_rows: int, per_round: int, emit: str, at: SourceLoc) 
                 if len(found.rounds) == 1:
                     graph.flush()  # as the first checkpoint does: where groups are many, rows go into the store then
             rows = sum(each.rows for each in found.rounds)
-            found.stages = tuple(StageShare(estimate(each.stage), each.rows / rows, each.seconds / rows)
+            found.stages = tuple(StageShare(estimate(each.stage), each.rows / rows, each.seconds / rows,
+                                            _is_serial(each.stage))
                                  for each in kernels.kernels.values() if each.rows)
             found.rows_out += sum(result.batch.num_rows for result in graph.finish())
         finally:
             graph.close()
     return found
+
+
+def _is_serial(stage: Stage) -> bool:
+    """Whether jobs run it in one thread: the first rows of keys, and the rows of a `process`."""
+    return isinstance(stage.sink, Process) or any(isinstance(step, DedupStep) for step in stage.steps)
 
 
 def _in_batches(op: ops.Op, batch_rows: int, most: int) -> ops.Op:

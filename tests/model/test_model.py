@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,15 @@ def test_another_machine() -> None:
     slow = replace(TYPICAL, operations=TYPICAL.operations / 2, cores=4)
     here = model()
     assert here.predict(on=slow).max_rate == pytest.approx(here.predict().max_rate / 2, rel=0.02)
+    scan = model(stages=(StageShare(StageCost("pipe", 500.0, 1, 0, 0), 1.0, 1e-8),))
+    narrow = replace(scan.calibration, bandwidth=((1, 1e9), (4, 1.5e9)))
+    assert scan.predict().max_rate == pytest.approx(here.predict().max_rate)  # its traffic is in what was measured
+    assert scan.predict(on=narrow).max_rate == pytest.approx(1 / (100 / 1e9), rel=0.1)  # 100 bytes fit into 10 ns here
+    assert "memory bandwidth" in scan.predict(on=narrow).bottleneck
+    late = replace(here.calibration, probes=tuple((size, 20 * seconds) for size, seconds in TYPICAL.probes))
+    keyed = model(replace(MANY, groups=Groups(500_000, {100: 5_000})))
+    assert keyed.predict(on=late).max_rate < 0.5 * keyed.predict().max_rate
+    assert "cache misses" in keyed.predict(on=late).bottleneck
 
 
 def test_a_calibration_is_a_file(tmp_path: Path) -> None:
@@ -201,29 +211,110 @@ def test_bad_plans(given: dict[str, Any]) -> None:
         model().recommend(**given)
 
 
+FIGURES = SparkFigures(batch_s=0.2, task_s=0.01, transfer_bytes_s=4e8, stage_s=0.05, read_bytes_s=1e9, group_s=4e-7)
+
+
+def on_spark(*states: StateCost, **changes: Any) -> Model:
+    return Model(replace(COSTS, states=states, **changes), replace(TYPICAL, cores=64, spark=FIGURES))
+
+
 def test_spark_streams() -> None:
-    figures = SparkFigures(batch_s=0.2, task_s=0.01, transfer_bytes_s=4e8)
-    machine = replace(TYPICAL, cores=4, spark=figures)
-    keyed = Model(COSTS, machine)
+    """A flow without state, by hand: tasks on all cores read 16 bytes a row, and nothing is shuffled."""
+    keyed = on_spark()
     one, two = (keyed.predict(partitions=8, executors=count, cores=2) for count in (1, 2))
-    row_s = (1e-8 + 1e-9 + 16 / 4e8) / 2  # the costs, and 16 bytes from the JVM, on two cores
-    fixed_s = 0.2 + 0.03  # eight tasks on two cores, where the batch of the calibration had two
+    row_s = (1e-8 + 1e-9 + 16 / 1e9) / 2
+    fixed_s = 0.2
     assert one.max_rate == pytest.approx((1 - fixed_s) / row_s, rel=0.05)
     assert 1.8 < two.max_rate / one.max_rate < 2.3
-    assert "JVM" in one.bottleneck
+    assert "files that tasks read" in one.bottleneck
     half = keyed.predict(partitions=8, executors=1, cores=2, rate=0.5 * one.max_rate)
     assert half.batch_s == pytest.approx(fixed_s + 0.5 * (1 - fixed_s), rel=0.02)
     assert half.p50_s == pytest.approx(0.5 + half.batch_s, rel=0.01)
-    assert keyed.predict(partitions=8, rate=1e9).saturated
+    from_jvm = keyed.predict(partitions=8, executors=1, cores=2, read_by="spark")
+    assert from_jvm.max_rate < 0.7 * one.max_rate
+    assert "JVM" in from_jvm.bottleneck
+    assert keyed.predict(partitions=8, rate=1e12).saturated
     short = keyed.predict(partitions=8, every="10ms")
     assert "fixed cost of a micro-batch" in short.bottleneck
     assert "micro-batch" in repr(half)
     for given, text in (({"partitions": 0}, "partitions must"), ({"cores": 1, "memory": "1GB"}, "memory"),
-                        ({"executors": 0}, "executors must"), ({"executors": "two"}, "executors must")):
-        with pytest.raises(ScaleinError, match=text):
+                        ({"executors": 0}, "executors must"), ({"executors": "two"}, "executors must"),
+                        ({"partitions": 300}, "1 to 256"), ({"partitions": 2, "read_by": "x"}, "no such read_by"),
+                        ({"partitions": 2, "migration": "now"}, "no such migration")):
+        with pytest.raises(ScaleinError, match=text) as error:
             keyed.predict(**given)
+        assert error.value.facts["at"].startswith("test_model.py:")
     with pytest.raises(ScaleinError, match="no figures of Spark"):
         model().predict(partitions=4)
+
+
+def test_partitions_limit_what_spark_does_at_a_time() -> None:
+    """State is in as many tasks as there are partitions, in waves where they are more than cores."""
+    keyed = on_spark(MANY)
+    rates = {(partitions, executors): keyed.predict(partitions=partitions, executors=executors, cores=2, every="10s",
+                                                    keys=50_000_000).max_rate
+             for partitions in (1, 8, 32) for executors in (1, 16)}
+    assert rates[1, 16] < 1.5 * rates[1, 1]  # most of the batch is state, which one task holds
+    assert rates[32, 16] > 8 * rates[1, 16]
+    assert rates[8, 1] > 1.5 * rates[1, 1]
+    few = keyed.predict(partitions=1, executors=16, cores=2, keys=10**7)
+    assert any("1 partitions use 1 of 32 cores" in note for note in few.notes)
+    batches = [keyed.predict(partitions=count, executors=1, cores=2, rate=10_000, every="1s", keys=1_000).batch_s
+               for count in (2, 8, 64)]
+    assert batches[1] == pytest.approx(batches[0] + 3 * FIGURES.task_s, rel=0.1)  # waves of short tasks
+    assert batches[2] == pytest.approx(batches[0] + 31 * FIGURES.task_s, rel=0.1)
+
+
+def test_state_of_spark_streams_is_part_of_a_batch() -> None:
+    keyed = on_spark(MANY)
+    found = [keyed.predict(partitions=4, executors=1, cores=4, rate=1e5, every="1s", keys=keys, migration="eager")
+             for keys in (1_000, 1_000_000, 100_000_000)]
+    assert found[0].batch_s < found[1].batch_s
+    touched = 1e5  # about: groups that a batch of a million keys changes; they are read and merged several times
+    assert found[1].row_s["runs of state"] > 0
+    assert found[1].checkpoint is not None
+    assert 64 * touched < found[1].checkpoint.bytes < 12 * 64 * touched
+    assert found[1].on_disk_bytes == found[1].state_bytes == pytest.approx(64e6, rel=0.05)
+    pauses = {how: keyed.predict(partitions=4, executors=1, cores=4, rate=1e5, keys=100_000_000,
+                                 migration=how).rescale_pause_s for how in ("lazy", "hybrid", "eager")}
+    assert pauses["lazy"] < 0.1
+    assert pauses["eager"] == pytest.approx(8 * pauses["hybrid"], rel=0.05)
+    assert pauses["eager"] == pytest.approx(found[2].state_bytes / 64 * FIGURES.group_s / 4, rel=0.1)
+
+
+def test_a_heavy_key_has_one_owner_on_spark() -> None:
+    """Rows of `process` cross the shuffle one by one, to the partition of their key; groups cross as partial groups."""
+    even, skewed = Groups(100_000, {10: 10_000}), Groups(100_000, {80_000: 1, 2: 10_000})
+    serial = (StageShare(StageCost("rows", 16.0, 1, 0, 0), 1.0, 1e-8, is_serial=True),)
+
+    def rate(groups: Groups, name: str, partitions: int) -> float:
+        state = StateCost(name, groups, 64.0, 1.0)
+        stages = serial if name == "process" else ()
+        found = on_spark(state, stages=stages).predict(partitions=partitions, executors=4, cores=4, every="60s")
+        assert any("heavy key" in note for note in found.notes) == (name == "process" and groups is skewed)
+        return found.max_rate
+
+    slow = rate(skewed, "process", 16)
+    assert rate(even, "process", 16) > 3 * slow
+    assert rate(skewed, "process", 64) < 1.3 * slow  # a rescale does not divide a key
+    assert rate(skewed, "group_by", 16) == pytest.approx(rate(even, "group_by", 16), rel=0.2)
+
+
+def test_rows_of_keys_in_turn_are_not_shared_by_workers() -> None:
+    """In jobs a heavy key costs an aggregation nothing, and rows of `process` are one worker's, whatever their keys."""
+    stages = (StageShare(StageCost("rows", 16.0, 1, 0, 0), 1.0, 1e-8, is_serial=True),)
+    one, eight = (model(stages=stages).predict(workers=count) for count in (1, 8))
+    assert eight.max_rate < 1.2 * one.max_rate
+    assert "one after the other" in eight.bottleneck
+    half = (*stages, StageShare(StageCost("filter", 16.0, 1, 0, 0), 1.0, 1e-8))
+    assert one.max_rate * 1.4 < model(stages=half).predict(workers=8).max_rate < one.max_rate * 2
+
+
+def test_predictions_are_pickled() -> None:
+    for found in (model(MANY).predict(workers=2), on_spark(MANY).predict(partitions=4, keys=10**6)):
+        again = pickle.loads(pickle.dumps(found))
+        assert again == found
+        assert again.curve() == found.curve()
 
 
 def test_it_shows_itself() -> None:
