@@ -62,7 +62,9 @@ FILES: dict[str, Callable[[], Iterator[pa.Table]]] = {
 }
 
 
-STORES = {"store: text keys": ("rows20", "s"), "store: keys": ("rows20", "k")}
+# The file, the key, and the other columns with how they are merged.
+STORES = {"store: text keys": ("rows20", "s", {"n": "sum", "v": "sum"}),
+          "store: keys": ("rows20", "k", {"n": "sum", "v": "sum"}), "store: long texts": ("texts", "k", {"s": "last"})}
 
 
 def _file_of(name: str) -> str:
@@ -102,30 +104,66 @@ def _cases() -> dict[str, tuple[str, Callable[[Any], Any]]]:
         "long texts: collect": ("texts", lambda f: f.group_by("k").agg(x=col("s").collect())),
         "long texts: join": ("texts", lambda f: f.select("k", "few").join(table("texts").select("k", "s"), on="k")),
         "long texts: n_unique": ("texts", lambda f: f.group_by("few").agg(x=col("s").n_unique())),
+        "process": ("rows10", lambda f: f.group_by("k").process(_sums())),
+        "sessions": ("rows10", lambda f: f.group_by("some", si.session("t", gap=100_000)).agg(v=col("v").sum())),
+        "over": ("rows10", lambda f: f.select("k", "t", s=col("v").sum().over("some", order_by="t"))),
+        "stream join": ("rows10", lambda f: f.select("t", "k").with_watermark("t", 0).join(
+            table("rows10").select("k", "v", u="t").with_watermark("u", 0), on="k", between=(-1000, 1000))),
         "job: text keys": ("rows20", lambda f: f.group_by("s").agg(n=si.count(), v=col("v").sum())),
         "job: window quantile": ("rows10", lambda f: f.group_by("few", si.tumbling("t", 2_000_000))
                                  .agg(q=col("v").quantile(0.9))),
         "job: window n_unique": ("rows10", lambda f: f.group_by("few", si.tumbling("t", 2_000_000))
                                  .agg(n=col("k").n_unique())),
         "job: distinct text": ("rows10", lambda f: f.select("s").distinct()),
+        "job: sort": ("rows10", lambda f: f.sort("k")),
+        "job: join": ("rows10", lambda f: f.select("k", "few").join(table("rows10").select("k", "v", "t"), on="k")),
+        "job: quantile": ("rows10", lambda f: f.group_by("some").agg(q=col("v").quantile(0.9))),
+        "job: long texts: sort": ("texts", lambda f: f.sort("k")),
+        "job: long texts: max": ("texts", lambda f: f.group_by("few").agg(m=col("s").max())),
+        "job: process": ("rows10", lambda f: f.group_by("k").process(_sums())),
+        "job: sessions": ("rows10", lambda f: f.with_watermark("t", 0).group_by(
+            "some", si.session("t", gap=100_000)).agg(v=col("v").sum())),
+        "job: over": ("rows10", lambda f: f.with_watermark("t", 0).select(
+            "k", "t", s=col("v").sum().over("some", order_by="t"))),
+        "job: stream join": ("rows10", lambda f: f.select("t", "k").with_watermark("t", 0).join(
+            table("rows10").select("k", "v", u="t").with_watermark("u", 0), on="k", between=(-1000, 1000))),
     }
 
 
-def _store_rows(path: Path) -> Iterator[pa.RecordBatch]:
-    # A whole file that is prebuffered would be held in memory.
-    for rows in pq.ParquetFile(path, pre_buffer=False).iter_batches(CHUNK // 8, columns=["k", "s", "v"]):
-        yield rows.append_column("n", pa.array(np.ones(rows.num_rows, np.int64)))
+def _sums() -> Any:
+    """A class that remembers a sum for each key."""
+    import scalein as si
+
+    @si.process
+    class Sums:
+        total: float = 0.0
+
+        def on_row(self, row: Any) -> Any:
+            self.total += row.v
+            if self.total < 0.5:
+                yield {"total": self.total}
+
+    return Sums
 
 
-def _run_store(key: str, batches: Iterator[pa.RecordBatch], memory: str | None, workers: int | None) -> int:
+def _store_rows(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    file = pq.ParquetFile(path, pre_buffer=False)  # a whole file that is prebuffered would be held in memory
+    for rows in file.iter_batches(CHUNK // 8, columns=[name for name in columns if name != "n"]):
+        yield rows.append_column("n", pa.array(np.ones(rows.num_rows, np.int64))) if "n" in columns else rows
+
+
+def _run_store(name: str, path: Path, memory: str | None, workers: int | None, warm: bool) -> int:
     """Merge rows into a store, then scan it."""
     from scalein.state import LogStore
 
-    keys, values = {"s": pa.string(), "k": pa.int64()}, {"n": pa.int64(), "v": pa.float64()}
-    with tempfile.TemporaryDirectory() as folder, LogStore.open(folder, key={key: keys[key]}, value=values,
-                                                                memory=memory, workers=workers or 2) as store:
-        for rows in batches:
-            store.merge(rows.select([key, "n", "v"]), n="sum", v="sum")
+    _, key, how = STORES[name]
+    types = {"s": pa.string(), "k": pa.int64(), "n": pa.int64(), "v": pa.float64()}
+    batches = _store_rows(path, [key, *how])
+    with tempfile.TemporaryDirectory() as folder, LogStore.open(
+            folder, key={key: types[key]}, value={each: types[each] for each in how}, memory=memory,
+            workers=workers or 2) as store:  # fmt: skip
+        for rows in (rows.slice(0, 100) for rows in islice(batches, 1)) if warm else batches:
+            store.merge(rows.select([key, *how]), **how)
         store.snapshot()
         return sum(batch.num_rows for batch in store.scan())
 
@@ -147,8 +185,7 @@ def _run(name: str, path: Path, memory: str | None, workers: int | None, warm: b
     file = pq.ParquetFile(path)
     sample = pa.Table.from_batches([next(file.iter_batches(100))])
     if name.startswith("store:"):
-        given = (rows.slice(0, 100) for rows in islice(_store_rows(path), 1)) if warm else _store_rows(path)
-        return _run_store(STORES[name][1], given, memory, workers)
+        return _run_store(name, path, memory, workers, warm)
     flow = _cases()[name][1](si.from_arrow(sample) if warm else si.read_parquet(str(path)))
     if name.startswith("job:"):
         return _run_job(flow, memory, workers)

@@ -153,6 +153,11 @@ class BoundSource:
         lenient = getattr(self.source, "lenient", None)
         return self if lenient is None else BoundSource(self.name, lenient(how, needed), self._at, self._columns)
 
+    def content(self) -> str | None:
+        """What tells the rows that there are now from others, if the source knows it without reading them."""
+        content = getattr(self.source, "content", None)
+        return None if content is None else str(content())
+
     @property
     def row_groups_skipped(self) -> int:
         """How many row groups of Parquet `where` has left out so far."""

@@ -8,11 +8,17 @@ The check of a Spark stream is in `spark/streaming/coordinator.py`.
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
+import pyarrow as pa
+
+from scalein.connectors.base import BoundSource
 from scalein.connectors.in_memory import Batches
 from scalein.dtypes import Schema
-from scalein.errors import BadArgument, SourceLoc, warn
+from scalein.errors import BadArgument, ScaleinError, SourceLoc, warn
 from scalein.exec.fragments import Fragment, placeholder
 from scalein.ir import ops
 from scalein.ir.passes.null_on_error import as_written
@@ -21,6 +27,7 @@ from scalein.ir.rewrite import walk_ops
 from scalein.storage.checked_json import Json, as_list, as_map
 
 MAX_TEXT = 1 << 14  # characters of a flow in a checkpoint
+MAX_CHECKED_BYTES = 1 << 24  # of a joined table in memory whose content is checked, which takes some milliseconds
 HINT = "give another checkpoint directory, or go on with the flow as it was"
 
 
@@ -51,19 +58,48 @@ def described(root: ops.Op) -> list[Json]:
     return lines
 
 
-def warn_of_changes(epoch: dict[str, Json], now: list[Json], sinks: dict[str, Json], at: SourceLoc) -> None:
+def joined_tables(roots: Sequence[ops.Op]) -> list[Json]:
+    """What tells the static tables that flows join from others: the checksums of small ones, and the times of files."""
+    found = {id(source.data): source.data for root in roots for op in walk_ops(root)
+             for static in op.inputs[len(op.streams) :] for source in walk_ops(static)
+             if isinstance(source, ops.Source)}
+    lines: list[Json] = []
+    for data in found.values():
+        if isinstance(data, Batches) and data.table is not None and data.table.nbytes <= MAX_CHECKED_BYTES:
+            lines.append(f"a joined table with checksum {_checksum(data.table):08x}")
+        elif isinstance(data, BoundSource):
+            with suppress(OSError, ScaleinError):  # what reads it will report that
+                lines += [text] if (text := data.content()) is not None else []
+    return lines
+
+
+def _checksum(table: pa.Table) -> int:
+    found = 0
+    for batch in table.combine_chunks().to_batches():
+        found = zlib.crc32(batch.serialize(), found)
+    return found
+
+
+def warn_of_changes(epoch: dict[str, Json], now: list[Json], tables: Callable[[], list[Json]], sinks: dict[str, Json],
+                    at: SourceLoc) -> None:
     """Warn of what differs from the flow that wrote an epoch, and leaves its state valid."""
-    before, places = epoch.get("flow"), epoch.get("places")  # the first manifests of format 1 do not say it
-    old, new = ([str(line) for line in as_list(lines)] for lines in (now if before is None else before, now))
-    changes = [(", ".join(some - others) or "nothing")
-               for some, others in ((Counter(old), Counter(new)), (Counter(new), Counter(old)))]
-    told = [] if old == new else [f"{changes[0]} is now {changes[1]}"]
+    places = epoch.get("places")  # the first manifests of format 1 do not say it
+    told = _changed(epoch.get("flow"), now) + ([] if "tables" not in epoch else _changed(epoch["tables"], tables()))
     for role, place in as_map(places).items() if places is not None else ():
         if role in sinks and sinks[role] != place:
             told.append(f"the sink {place} is now {sinks[role]}")
     if told:
         warn(f"the flow has changed since its checkpoint was written, and goes on with its state: "
              f"{'; '.join(told)}", at)
+
+
+def _changed(before: Json, now: list[Json]) -> list[str]:
+    old, new = ([str(line) for line in as_list(lines)] for lines in (now if before is None else before, now))
+    if old == new:
+        return []
+    changes = [(", ".join(some - others) or "nothing")
+               for some, others in ((Counter(old), Counter(new)), (Counter(new), Counter(old)))]
+    return [f"{changes[0]} is now {changes[1]}"]
 
 
 def check_emit(epoch: dict[str, Json], emit: str, at: SourceLoc) -> None:

@@ -137,7 +137,8 @@ class Driver:
         self.coordinator.open(epoch, sinks, schemas, plan.at)
         if epoch is not None:
             before = without_lost_outputs(epoch, roles, plan.at)
-            warn_of_changes(before, self.graph.described, self.coordinator.places, plan.at)
+            warn_of_changes(before, self.graph.described, lambda: self.graph.joined_tables, self.coordinator.places,
+                            plan.at)
 
     # --- the thread
 

@@ -23,7 +23,7 @@ from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.exec import fragments as cutting
 from scalein.exec.changelog import check as check_changes
-from scalein.exec.compatibility import check_emit, described, signature
+from scalein.exec.compatibility import check_emit, described, joined_tables, signature
 from scalein.exec.event_time import extent, extents, least
 from scalein.exec.evolution import folder_name, remove_unnamed, resume, states_by_folder
 from scalein.exec.fragments import Fragment, SourceEdge
@@ -166,6 +166,11 @@ class JobGraph:
     def described(self) -> list[Json]:
         """The flows as text, by which the next run tells what has changed."""
         return [line for role in sorted(self._described) for line in self._described[role]]
+
+    @cached_property
+    def joined_tables(self) -> list[Json]:
+        """What the static tables are, by which the next run tells that they have changed."""
+        return joined_tables(self._roots)
 
     @property
     def _emit_mode(self) -> str:
@@ -481,7 +486,7 @@ class JobGraph:
             role: {"states": [stateful.index(each) for each in self._upstream[role]], "flow": self._described[role]}
             for role in self._roles}  # fmt: skip
         return {"sources": sources, "watermark": self.watermark, "steps": self.signature, "flow": self.described,
-                "emit": self._emit_mode, "outputs": outputs,
+                "tables": self.joined_tables, "emit": self._emit_mode, "outputs": outputs,
                 "operators": self.stateful([each.record for each in self._resumed]),
                 "folders": self.stateful([each.folder for each in self._resumed])}, frozen
 

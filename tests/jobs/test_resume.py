@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -260,3 +261,25 @@ def test_what_has_changed_is_said(tmp_path: Path) -> None:
         start(2, ["a", "b"], "out")
     with pytest.warns(RuntimeWarning, match=r"the sink .*out is now .*other"):
         start(2, ["a", "b"], "other")
+    with pytest.warns(RuntimeWarning, match=r"a joined table with checksum \w+ is now a joined table with checksum"):
+        start(2, ["a", "c"], "other")
+
+
+def test_another_file_of_a_joined_table_is_said(tmp_path: Path) -> None:
+    """Of as many rows and bytes; the outputs are recognised all the same."""
+    path = tmp_path / "names.csv"
+
+    def start(text: str, changed_s: int) -> None:
+        path.write_text(text)
+        os.utime(path, (changed_s, changed_s))
+        flow = si.from_arrow(pa.table({"x": [1, 2]})).join(si.read_csv(path), on="x")
+        one, two = flow.to(si.to_memory()), flow.filter(si.col("x") > 1).to(si.to_memory())
+        si.start(one, two, checkpoint=tmp_path / "c").wait()
+
+    start("x,name\n1,a\n2,b\n", 1_000_000_000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start("x,name\n1,a\n2,b\n", 1_000_000_000)
+    with pytest.warns(RuntimeWarning, match=r"names.csv: 1 file, 15 bytes, last changed at 2001-09-09 .* is now "
+                                            r".*names.csv: 1 file, 15 bytes, last changed at 2033-05-18"):
+        start("x,name\n1,a\n2,c\n", 2_000_000_000)

@@ -9,9 +9,11 @@ time is as new as any other. So the offset also has `seen`, the names of the fil
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +113,14 @@ class FileSource:
 
     def partitions(self) -> Sequence[str]:
         return (_PARTITION,)
+
+    def content(self) -> str:
+        """What tells the files that there are now from others, without reading them."""
+        sizes = [os.stat(self.listing.path(file.name)) for file in self.listing.files()]
+        last = max((each.st_mtime_ns for each in sizes), default=0)
+        when = datetime.fromtimestamp(last / 1e9, UTC).isoformat(" ", "milliseconds")
+        files = f"{len(sizes):,} file{'s' * (len(sizes) != 1)}"
+        return f"{self.listing}: {files}, {sum(each.st_size for each in sizes):,} bytes, last changed at {when}"
 
     def project(self, columns: Sequence[str]) -> FileSource:
         """The same files, reading these columns only."""
