@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
+from scalein.dtypes import I64
 from scalein.errors import WrongType
 from scalein.ir.exprs import Agg, Col, Expr, Named, NamedAgg, type_of
+from scalein.ir.functions.arithmetic import plus
 from scalein.ir.internal_names import internal
-from scalein.ir.ops import Aggregate
-from scalein.ir.unify import nested_hint
+from scalein.ir.ops import Aggregate, Op, Project
+from scalein.ir.rewrite import substitute
+from scalein.ir.unify import cast_to, nested_hint
 from scalein.sql import windows
 from scalein.sql.calls import aggregate_named, aggregate_of, arguments, names_of
 from scalein.sql.exprs import Exprs
@@ -69,8 +72,16 @@ def aggregated(planner: Planner, node: exp.Select, relation: Relation, outputs: 
     relation, window, spelled = _window(planner, relation, given, before)
     before = replace(before, relation=relation)
     keys: list[tuple[Named, exp.Expr]] = []
+    listed = [before.typed(each) for each in given if window is None]
+    second = windows.again(relation, listed) if window is None else None
+    periods: list[Expr] = []
+    if second is not None:
+        window = second
+    elif window is None and (found_periods := windows.of_time(relation, listed)) is not None:
+        window, periods = found_periods
     taken = {"window_start", "window_end"} if window is not None else set()
     exprs: list[Expr] = []
+    of_window: list[Named] = []  # keys that are made of the start of the window
     for each in given:
         if window is not None and id(each) in spelled:
             continue
@@ -85,6 +96,9 @@ def aggregated(planner: Planner, node: exp.Select, relation: Relation, outputs: 
         name = _name_of(each, expr, outputs, taken)
         taken.add(name)
         exprs.append(expr)
+        if expr in periods:
+            of_window.append(Named(name, expr))
+            continue
         keys.append((Named(name, expr), each))
     if len(keys) > 64:
         raise planner.error("GROUP BY takes at most 64 keys", keys[64][1])
@@ -109,8 +123,11 @@ def aggregated(planner: Planner, node: exp.Select, relation: Relation, outputs: 
         nodes[id(each)] = found[agg]
     if not grouped and not found:
         raise planner.error("GROUP BY () without an aggregate", group)
-    op = Aggregate(relation.op, tuple(named for named, _ in keys), None if window is None else window.window,
-                   tuple(NamedAgg(name, agg) for agg, name in found.items()), at=planner.at)
+    op: Op = Aggregate(relation.op, tuple(named for named, _ in keys), None if window is None else window.window,
+                       tuple(NamedAgg(name, agg) for agg, name in found.items()), at=planner.at)
+    if window is not None and (second is not None or of_window):
+        op = _completed(op, window, relation.window if second is not None else None, of_window, planner)
+    keys += [(named, exp.null()) for named in of_window]
     fields = {f.name: f for f in op.schema}
 
     def column(name: str) -> Col:
@@ -126,9 +143,25 @@ def aggregated(planner: Planner, node: exp.Select, relation: Relation, outputs: 
         met += zip((window.start, window.end, window.last), sides, strict=True)
         for each, edge in _window_calls(planner, _clauses(node), window):
             known[id(each)] = sides[edge]
+        held = window.window if second is None or relation.window is None else relation.window.window
         after = replace(after, window=replace(window, start=sides[0], end=sides[1], last=sides[2], is_pending=False,
-                                              time=sides[0]))
+                                              time=sides[0], window=held))
     return after, Exprs(planner.source, after, "SELECT", known=known, aliases=aliases, keys=met, before=inside)
+
+
+def _completed(op: Op, window: EventWindow, before: EventWindow | None, keys: list[Named], planner: Planner) -> Op:
+    """The groups of windows with what else they are grouped by: the ends of windows that were grouped `before`, and
+    keys that are the same in a window, which are made of its start.
+    """
+    fields = {f.name: f for f in op.schema}
+    start = Col("window_start", fields["window_start"].dtype, False)
+    items = {f.name: Named(f.name, Col(f.name, f.dtype, f.nullable)) for f in op.schema}
+    if before is not None and before.window is not None:
+        end = plus(cast_to(start, I64), before.window.size)
+        items["window_end"] = Named("window_end", cast_to(end, type_of(start)))
+    made = [Named(key.name, substitute(key.expr, {window.time.name: start})) for key in keys
+            if isinstance(window.time, Col)]
+    return Project(op, (*made, *items.values()), at=planner.at)
 
 
 def _keys(planner: Planner, group: exp.Expr, node: exp.Select, before: Exprs) -> list[exp.Expr]:

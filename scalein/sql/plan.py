@@ -259,6 +259,7 @@ class Planner:
         aliases = {each.alias.lower(): each.this for each in node.expressions if isinstance(each, exp.Alias)}
         is_grouped = node.args.get("group") is not None or has_aggregates(self, node)
         if not is_grouped:
+            relation = windows.assigned(relation) if _ranks(node) else relation
             relation = windows.as_columns(relation, self.source)
         outputs = list(self._outputs(node, relation))
         if is_grouped:
@@ -547,6 +548,14 @@ def _direction(node: exp.Expr) -> tuple[bool, bool]:
     if not isinstance(node, exp.Ordered):
         return False, False
     return bool(node.args.get("desc")), bool(node.args.get("nulls_first"))
+
+
+def _ranks(node: exp.Select) -> bool:
+    """Whether a SELECT has OVER, and no subqueries, which are joined."""
+    from scalein.sql.subqueries import has_subquery
+
+    nodes = [*node.expressions, *_order_nodes(node), *([node.args["qualify"]] if node.args.get("qualify") else [])]
+    return any(each.find(exp.Window) is not None for each in nodes) and not any(map(has_subquery, nodes))
 
 
 def _order_nodes(node: exp.Select) -> list[exp.Expr]:

@@ -41,7 +41,8 @@ def inner(clause: FromClause, left: Relation, right: Relation, pairs: list[Pair]
         return None
     for each in found.conditions if found is not None else []:
         pool[:] = [other for other in pool if other is not each]
-    return _streaming(equi_join(left, right, pairs, "inner", clause.at), None if found is None else found.bound)
+    bound = _in_windows(left, right, pairs) if found is None else found.bound
+    return _streaming(equi_join(left, right, pairs, "inner", clause.at), bound)
 
 
 def outer(clause: FromClause, left: Relation, right: Relation, kind: str, pairs: list[Pair],
@@ -52,13 +53,30 @@ def outer(clause: FromClause, left: Relation, right: Relation, kind: str, pairs:
     found = _bound(clause, left, right, rest) if rest else None
     if rest and (found is None or len(found.conditions) < len(rest)):
         return None
-    return _streaming(equi_join(left, right, pairs, kind, clause.at), None if found is None else found.bound)
+    bound = _in_windows(left, right, pairs) if found is None else found.bound
+    return _streaming(equi_join(left, right, pairs, kind, clause.at), bound)
 
 
 def is_stream(op: Op) -> bool:
     """Whether the rows of an op have event time, or never end."""
     return any(isinstance(each, Watermark) or (isinstance(each, Source) and isinstance(each.data, BoundSource)
                                                and not each.data.bounded) for each in walk_streams(op))
+
+
+def is_endless(op: Op) -> bool:
+    """Whether the rows of an op never end."""
+    return any(isinstance(each, Source) and isinstance(each.data, BoundSource) and not each.data.bounded
+               for each in walk_streams(op))
+
+
+def _in_windows(left: Relation, right: Relation, pairs: list[Pair]) -> TimeBound | None:
+    """The bound of a join of windows by their starts: of endless streams, no row waits longer than its window."""
+    if left.window is None or right.window is None or left.window.is_pending or right.window.is_pending:
+        return None
+    if not (is_endless(left.op) and is_endless(right.op)):
+        return None
+    start, other = left.window.start, right.window.start
+    return TimeBound(start, other) if (start, other) in pairs and not (start.nullable or other.nullable) else None
 
 
 def _streaming(joined: Relation, bound: TimeBound | None) -> Relation:

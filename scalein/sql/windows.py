@@ -6,7 +6,8 @@ otherwise each row gets the start and end of its windows as columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -18,19 +19,21 @@ from scalein.api.binding import source as source_of
 from scalein.api.column import Column
 from scalein.api.windows import WindowSpec, resolve_window
 from scalein.connectors.in_memory import of_arrow
-from scalein.dtypes import BOOL, I64, DType, Kind
+from scalein.dtypes import BOOL, I64, UNITS_PER_SECOND, DType, Kind
 from scalein.durations import Span
 from scalein.errors import BadSql, ScaleinError
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.internal_names import internal
-from scalein.ir.ops import Filter, Join, Op, Project
+from scalein.ir.ops import Aggregate, AssignWindows, Filter, Join, Op, Project
+from scalein.ir.ops.process import time_of
 from scalein.ir.resolve import Scope
 from scalein.ir.unify import cast_to
 from scalein.ir.windows import Window
 from scalein.sql.exprs import Exprs
 from scalein.sql.parse import Text
 from scalein.sql.scope import EventWindow, Relation, Visible, fresh
+from scalein.sql.stream_joins import is_endless, is_stream
 
 NAMES = ("window_start", "window_end", "window_time")
 _ARGUMENTS = {  # after the table and the time
@@ -193,6 +196,82 @@ def as_columns(relation: Relation, source: Text) -> Relation:
                             else each.expr) for each in relation.columns)
     return replace(relation, op=op, columns=columns, window=replace(
         pending, start=found[0], end=found[1], last=found[2], is_pending=False))
+
+
+def assigned(relation: Relation) -> Relation:
+    """The rows of a stream in their windows, by the op of `group_by(..., window).top_k`, which knows late ones.
+
+    Other rows stay as they are: they get their windows by `as_columns`.
+    """
+    pending = relation.window
+    if pending is None or not pending.is_pending or pending.window is None or pending.kind == "SESSION":
+        return relation
+    if not is_stream(relation.op) or {"window_start", "window_end"} & set(relation.op.schema.names):
+        return relation
+    op = AssignWindows(relation.op, pending.window, at=relation.op.at)
+    start, end = (Col(name, op.schema[name].dtype, False) for name in NAMES[:2])
+    moved = dict(zip((pending.start, pending.end, pending.last), (start, end, last_of(end)), strict=True))
+    columns = tuple(replace(each, expr=moved.get(each.expr, each.expr)) for each in relation.columns)
+    return replace(relation, op=op, columns=columns, window=replace(
+        pending, start=start, end=end, last=moved[pending.last], is_pending=False))
+
+
+def are_complete(op: Op) -> bool:
+    """Whether rows are those of an aggregation by windows: they come once their window is complete."""
+    while isinstance(op, Project | Filter):
+        op = op.input
+    return isinstance(op, Aggregate) and op.window is not None
+
+
+def again(relation: Relation, given: Iterable[Expr]) -> EventWindow | None:
+    """The window of a second aggregation by windows: rows of one start are in a window of its own, as long as a step.
+
+    It closes when the watermark has passed the windows that begin there, so a job need not wait for its end.
+    """
+    window = relation.window
+    if window is None or window.is_pending or window.window is None or window.kind not in ("TUMBLE", "HOP"):
+        return None
+    if not ({window.start, window.end} <= set(given) and is_stream(relation.op) and are_complete(relation.op)):
+        return None
+    step = window.window.every
+    return replace(window, window=Window(window.start, step, step, window.window.offset), time=window.start)
+
+
+_PERIODS = {"%Y%m%d": 86_400, "%Y%j": 86_400, "%Y%m%d%H": 3_600, "%Y%m%d%H%M": 60, "%Y%m%d%H%M%S": 1}  # seconds
+
+
+def of_time(relation: Relation, keys: list[Expr]) -> tuple[EventWindow, list[Expr]] | None:
+    """The windows that keys mean which are periods of event time, such as its day, and these keys.
+
+    Where rows never end, groups are complete when their period is over; without windows they never would be.
+    """
+    event = time_of(relation.op) if is_endless(relation.op) else ""
+    field = relation.op.schema.get(event) if event else None
+    if field is None or field.dtype.kind is not Kind.TS or field.dtype.tz:
+        return None
+    time = Col(field.name, field.dtype, field.nullable)
+    periods = {key: period for key in keys if (period := _period(key, time)) is not None}
+    size = min(periods.values(), default=0)
+    if not size or any(period % size for period in periods.values()):
+        return None
+    start, end = (Col(internal(name), field.dtype, False) for name in NAMES[:2])
+    return EventWindow("TUMBLE", time, Window(time, size, size), start, end, last_of(end)), list(periods)
+
+
+def _period(key: Expr, time: Col) -> int | None:
+    """The length of what a key tells apart, in units of the time: a day of DATE_FORMAT(t, 'yyyy-MM-dd')."""
+    if not isinstance(key, Call) or key.args != (time,):
+        return None
+    units = UNITS_PER_SECOND[type_of(time).unit or "s"]
+    seconds: int | None = None
+    if key.fn == "dt_strftime":
+        letters = set(re.findall(r"%.", str(key.params[0])))
+        seconds = next((length for parts, length in _PERIODS.items() if set(re.findall(r"%.", parts)) == letters), None)
+    elif key.fn == "cast" and type_of(key).kind in (Kind.DATE, Kind.DATE64):
+        seconds = 86_400
+    elif key.fn == "dt_truncate" and isinstance(key.params[0], int):
+        return key.params[0]
+    return None if seconds is None else seconds * units
 
 
 def _call(fn: str, *args: Expr) -> Expr:

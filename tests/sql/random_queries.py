@@ -98,7 +98,7 @@ def random_query(random: Random) -> str:
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     if random.random() < 0.5:
         keys = [grammar.integer(1) for _ in range(random.randint(0, 2))]
-        keys = [key for key in keys if not key.lstrip("-").isdigit()]
+        keys = [key for key in keys if not key.strip("(- )").isdigit()]  # which are positions
         values = [f"{grammar.aggregate()} AS v{k}" for k in range(random.randint(1, 3))]
         listed = ", ".join([*(f"{key} AS k{k}" for k, key in enumerate(keys)), *values])
         group = f" GROUP BY {', '.join(random.choice((str(k + 1), key)) for k, key in enumerate(keys))}" if keys else ""

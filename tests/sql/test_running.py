@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pandas as pd
 import polars as pl
@@ -145,6 +149,70 @@ def test_top_rows_of_groups() -> None:
     flow = si.sql(query, bid=BIDS)
     assert flow.collect().to_pydict() == {"auction": [1, 2], "price": [9, 9]}
     assert any(isinstance(op, Over) for op in walk_ops(flow.op))
+
+
+class Patient:
+    """A source that never ends, as far as a plan knows; before its last batch it waits until rows have come out."""
+
+    bounded, replays = False, True
+
+    def __init__(self, table: pa.Table) -> None:
+        self.schema, self.batches = table.schema, table.to_batches(max_chunksize=5)
+        self.has_rows = threading.Event()
+
+    def partitions(self) -> list[str]:
+        return ["all"]
+
+    def read(self, partition: str, offset: Any) -> Iterator[tuple[pa.RecordBatch, int]]:
+        for number, batch in enumerate(self.batches):
+            if number == len(self.batches) - 1:
+                assert self.has_rows.wait(60), "no rows came before the end"
+            yield batch, number + 1
+
+
+WINDOWED = "FROM TABLE({}(TABLE bid, DESCRIPTOR(t), INTERVAL '4' SECOND{}))"
+TUMBLED, HOPPED = WINDOWED.format("TUMBLE", ""), WINDOWED.format("HOP", ", INTERVAL '12' SECOND")
+COUNTED = "(SELECT auction, COUNT(*) AS n, window_start, window_end {} GROUP BY auction, window_start, window_end)"
+TUMBLED_COUNT, HOPPED_COUNT = COUNTED.format(TUMBLED), COUNTED.format(HOPPED)
+
+
+@pytest.mark.parametrize("query", [
+    "SELECT auction, SUM(price) OVER (PARTITION BY auction ORDER BY t) AS s, t FROM bid",
+    "SELECT auction, t, LAG(price) OVER w AS l, COUNT(*) OVER w AS n FROM bid "
+    "WINDOW w AS (PARTITION BY auction ORDER BY t)",
+    "SELECT t, AVG(price) OVER (PARTITION BY auction ORDER BY t ROWS BETWEEN 2 PRECEDING AND CURRENT ROW) a FROM bid",
+    "SELECT t, MAX(price) OVER (ORDER BY t RANGE BETWEEN INTERVAL '3' SECOND PRECEDING AND CURRENT ROW) AS m FROM bid",
+    "SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY t) AS r FROM bid) WHERE r <= 1",
+    f"SELECT auction, price, window_end {TUMBLED} QUALIFY ROW_NUMBER() OVER "
+    "(PARTITION BY window_start, window_end ORDER BY price DESC, auction, t) <= 2",
+    "SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY window_start, window_end, auction ORDER BY price, t) "
+    f"AS r {HOPPED}) WHERE r <= 1",
+    f"SELECT *, RANK() OVER (PARTITION BY window_start, window_end ORDER BY n DESC) AS r FROM {HOPPED_COUNT}",
+    f"SELECT MAX(n) AS m, window_start, window_end FROM {TUMBLED_COUNT} GROUP BY window_start, window_end",
+    f"SELECT MAX(n) AS m, n % 2 AS p, window_end FROM {HOPPED_COUNT} GROUP BY window_start, window_end, n % 2",
+    f"SELECT a.n, b.n AS m, a.window_end FROM {HOPPED_COUNT} a JOIN {HOPPED_COUNT} b "
+    "ON a.window_start = b.window_start AND a.window_end = b.window_end AND a.auction < b.auction",
+    "SELECT DATE_TRUNC('minute', t) AS m, auction, COUNT(DISTINCT price) AS n FROM bid GROUP BY 1, 2",
+    "SELECT DATE_FORMAT(t, 'yyyy-MM-dd HH:mm') AS m, MAX(price) AS p FROM bid GROUP BY DATE_FORMAT(t, "
+    "'yyyy-MM-dd HH:mm')",
+])
+def test_rows_of_endless_streams_come_with_time(query: str) -> None:
+    """By event time, by windows, and by periods of event time: before the end of the input, and those of `collect`."""
+    random = Random(3)
+    times = sorted(random.randrange(150) for _ in range(60))
+    table = pa.table({"auction": [random.randint(1, 3) for _ in times], "price": [random.randint(1, 9) for _ in times],
+                      "t": pa.array([time + random.choice((0, 0, -2)) for time in times], pa.timestamp("s"))})
+    source, found = Patient(table), []
+
+    def arrived(batch: pa.RecordBatch) -> None:
+        found.append(batch)
+        source.has_rows.set()
+
+    flow = si.sql(query, bid=si.from_source(source).with_watermark("t", "2s"))
+    job = flow.start(sink=si.to_callback(arrived))
+    job.wait(timeout=120)
+    assert job.metrics()["late_rows"] == 0
+    assert_same(pa.Table.from_batches(found), si.sql(query, bid=table).collect(), tolerance=1e-9)
 
 
 def test_nexmark_in_flinks_words() -> None:
