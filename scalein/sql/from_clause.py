@@ -17,16 +17,27 @@ from sqlglot import exp
 from scalein.dtypes import Kind
 from scalein.errors import ScaleinError, SourceLoc
 from scalein.ir.exprs import Call, Col, Expr, Named, columns, type_of
-from scalein.ir.functions.registry import REGISTRY
+from scalein.ir.functions.registry import REGISTRY, can_fail
 from scalein.ir.ops import Project, Reordered
 from scalein.sql import join_order, stream_joins, windows
 from scalein.sql.exprs import Exprs
 from scalein.sql.joins import Pair, equi_join, filtered, left_join_where, typed_pair
-from scalein.sql.parse import conjuncts, in_every_branch, span_of, unwrapped
+from scalein.sql.parse import (
+    conjuncts,
+    in_branches,
+    in_every_branch,
+    is_comparison,
+    joined_by,
+    span_of,
+    unwrapped,
+)
 from scalein.sql.scope import Relation, Visible, apart, fresh, unknown
 
 if TYPE_CHECKING:
     from scalein.sql.plan import Env, Planner
+
+
+_WORTHWHILE = 0.7  # of the rows may be left by a condition that is tested a second time
 
 
 @dataclass
@@ -283,10 +294,13 @@ class FromClause:
         """
         if len(relations) == 1 and not strict:
             return self._pushed(relations[0], relations, 0, pool)
+        edges = self._edges(relations, pool)
+        implied = self._implied(relations, edges, pool) if len(relations) > 1 else []
         relations = [self._pushed(each, relations, k, pool) for k, each in enumerate(relations)]
         if len(relations) == 1:
             return relations[0]
-        edges = self._edges(relations, pool)
+        for k, each in implied:
+            relations[k] = self._reduced(relations[k], each)
         connected = {(a, b) for one, other, _ in edges for a, b in ((one, other), (other, one))}
         written = join_order.as_written(len(relations), lambda a, b: (a, b) in connected)
         order = self._cheapest(relations, edges, pool)
@@ -354,6 +368,55 @@ class FromClause:
                     if a != b:
                         found.append((a, b, each))
         return found
+
+    def _implied(self, relations: list[Relation], edges: list[tuple[int, int, exp.Expr]],
+                 pool: list[exp.Expr]) -> list[tuple[int, exp.Expr]]:
+        """Conditions on one relation that follow from the others, each with the relation's number.
+
+        `a.x = b.x AND a.x > 5` gives `b.x > 5`, and `(a.x = 1 AND b.y = 2) OR (a.x = 3 AND b.y = 4)` gives
+        `a.x = 1 OR a.x = 3` and `b.y = 2 OR b.y = 4`.
+        """
+        if any(each.window is not None or stream_joins.is_stream(each.op) for each in relations):
+            return []
+        found = []
+        for each in pool:
+            branches = [list(conjuncts(branch)) for branch in in_branches(each)]
+            owners = self._owners(each, relations) if len(branches) > 1 else None
+            for k in sorted(owners or ()) if owners is not None and len(owners) > 1 else ():
+                about = [[part for part in branch if self._owners(part, relations) == {k}] for branch in branches]
+                if all(about):
+                    found.append((k, joined_by(exp.Or, [joined_by(exp.And, parts) for parts in about])))
+        columns_of: list[tuple[tuple[int, exp.Expr], tuple[int, exp.Expr]]] = []
+        for a, b, node in edges:
+            sides = unwrapped(node).this, unwrapped(node).args["expression"]
+            pair = self._equality(node, relations[a], relations[b])
+            if pair is not None and all(isinstance(key, Col) for key in pair) and all(
+                    isinstance(side, exp.Column) for side in sides):
+                columns_of += [((a, sides[0]), (b, sides[1])), ((b, sides[1]), (a, sides[0]))]
+        known = [(k, each) for each in pool for k in self._owners(each, relations) or () if is_comparison(each)]
+        for k, each in known:  # which grows: what follows for one relation may have consequences for a third
+            for (mine_k, mine), (k_other, other) in columns_of:
+                if mine_k == k and all(part == mine for part in each.find_all(exp.Column)):
+                    new = each.copy().transform(lambda part, mine=mine, other=other: other.copy()
+                                                if part == mine else part)
+                    if (k_other, new) not in known:
+                        known.append((k_other, new))
+                        found.append((k_other, new))
+        return found
+
+    def _reduced(self, relation: Relation, node: exp.Expr) -> Relation:
+        """The relation without rows that a later condition drops, if that is worth it and the condition cannot fail."""
+        from scalein.sql.cardinality import Cardinalities, Unknown
+
+        condition = Exprs(self.source, relation, "WHERE").condition(node)
+        if can_fail(condition):
+            return relation
+        known = self.planner.cardinalities = self.planner.cardinalities or Cardinalities()
+        found = filtered(relation, condition, self.at)
+        try:
+            return found if known.rows(found.op) <= _WORTHWHILE * known.rows(relation.op) else relation
+        except Unknown:
+            return relation
 
     def _pushed(self, relation: Relation, relations: list[Relation], number: int, pool: list[exp.Expr]) -> Relation:
         """The relation with the conditions that are about it alone."""

@@ -6,7 +6,7 @@ Trees are cached by text, and nobody changes one. What cannot be read is a `BadS
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -207,17 +207,41 @@ def conjuncts(node: exp.Expr | None) -> Iterator[exp.Expr]:
             yield each
 
 
-def in_every_branch(node: exp.Expr) -> list[exp.Expr]:
-    """The conditions that each branch of an OR has: they hold wherever it does, and may join tables."""
-    branches, waiting = [], [unwrapped(node)]
+def in_branches(node: exp.Expr) -> list[exp.Expr]:
+    """The conditions that are joined by OR."""
+    found, waiting = [], [node]
     while waiting:
         each = unwrapped(waiting.pop())
         if isinstance(each, exp.Or):
             waiting += [each.args["expression"], each.this]
         else:
-            branches.append(list(conjuncts(each)))
-    first, *others = branches
+            found.append(each)
+    return found
+
+
+def in_every_branch(node: exp.Expr) -> list[exp.Expr]:
+    """The conditions that each branch of an OR has: they hold wherever it does, and may join tables."""
+    first, *others = [list(conjuncts(each)) for each in in_branches(node)]
     return [each for each in first if all(each in other for other in others)] if others else []
+
+
+def joined_by(kind: type[exp.And | exp.Or], nodes: Iterable[exp.Expr]) -> exp.Expr:
+    """Copies of some conditions, joined by AND or OR."""
+    first, *others = [exp.Paren(this=each.copy()) for each in nodes]
+    found: exp.Expr = first
+    for each in others:
+        found = kind(this=found, expression=each)
+    return found
+
+
+def is_comparison(node: exp.Expr) -> bool:
+    """Whether a condition compares one column with constants."""
+    node = unwrapped(node)
+    if not isinstance(node, exp.EQ | exp.LT | exp.LTE | exp.GT | exp.GTE | exp.Between | exp.In):
+        return False
+    sides = [unwrapped(each) for each in node.iter_expressions()]
+    plain = [each for each in sides if not isinstance(each, exp.Column)]
+    return len(plain) == len(sides) - 1 and not any(each.find(exp.Column, exp.Query, exp.Subquery) for each in plain)
 
 
 def unwrapped(node: exp.Expr) -> exp.Expr:

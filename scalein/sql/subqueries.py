@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
-from scalein.dtypes import BOOL, F64, I64
+from scalein.dtypes import BOOL, F64, I64, Kind
 from scalein.ir.aggregates import AGGREGATES, typed
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, Named, NamedAgg, columns, type_of
 from scalein.ir.functions.registry import REGISTRY
@@ -95,6 +95,10 @@ def semi_by_rows(left: Relation, matched: Relation, names: list[str], how: str, 
     keys = tuple(Named(name, Col(name, left.op.schema[name].dtype, left.op.schema[name].nullable)) for name in names)
     found = Distinct(Project(matched.op, keys, at=at), tuple(names), at=at)
     return null_safe_semi(left, found, names, how, at)
+
+
+_COMPARISONS: dict[type[exp.Expr], str] = {exp.NEQ: "ne", exp.LT: "lt", exp.LTE: "le", exp.GT: "gt", exp.GTE: "ge"}
+_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 class _Subqueries:
@@ -451,6 +455,9 @@ class _Subqueries:
         pairs = [*pairs, *more]
         if not rest:
             return equi_join(self.relation, inner, pairs, how, self.at)
+        compared = self._comparison(inner, rest[0]) if len(rest) == 1 else None
+        if compared is not None:
+            return self._by_extremes(inner, pairs, *compared, how)
         left = self.relation
         matched = equi_join(left, inner, pairs, "inner" if pairs else "cross", self.at)
         count = len(left.columns)
@@ -469,6 +476,44 @@ class _Subqueries:
             used |= columns(condition)
             matched = filtered(matched, condition, self.at)
         return semi_by_rows(left, matched, sorted(used & set(left.op.schema.names)), how, self.at)
+
+    def _comparison(self, inner: Relation, node: exp.Expr) -> tuple[str, Pair] | None:
+        """A link that compares a value of the subquery with one of this query: how, and this query's value first."""
+        node = unwrapped(node)
+        fn = _COMPARISONS.get(type(node))
+        if fn is None:
+            return None
+        mine, other = node.this, node.args["expression"]
+        if self._is_inside(mine, inner):
+            mine, other, fn = other, mine, _MIRRORED.get(fn, fn)
+        if self._is_mixed(mine, inner) or not self._is_inside(other, inner):
+            return None
+        pair = self._pair(node, self.e.typed(mine), Exprs(self.source, inner, "WHERE").typed(other))
+        dtype = type_of(pair[0])
+        return (fn, pair) if dtype.is_number or dtype.kind in (Kind.DATE, Kind.TS) else None
+
+    def _by_extremes(self, inner: Relation, pairs: list[Pair], fn: str, compared: Pair, how: str) -> Relation:
+        """Rows with (or without) a match by keys and one comparison: `x < some y` is `x < max(y)`, and so on.
+
+        x differs from some y if it differs from the least or from the greatest.
+        """
+        value, other = compared
+        keys = tuple(Named(self._fresh(f"link{k}", inner), b) for k, (_, b) in enumerate(pairs))
+        wanted = {"ne": ("min", "max"), "lt": ("max",), "le": ("max",), "gt": ("min",), "ge": ("min",)}[fn]
+        names = [self._fresh(each, inner) for each in wanted]
+        aggs = tuple(NamedAgg(name, typed(Agg(each, (other,), at=self.at), (other,), None, bool(keys)))
+                     for name, each in zip(names, wanted, strict=True))
+        op = Aggregate(inner.op, keys, None, aggs, at=self.at)
+        joins: list[Pair] = [(a, _column(key)) for (a, _), key in zip(pairs, keys, strict=True)]
+        kind = "cross" if not keys else "inner" if how == "semi" else "left"
+        found = equi_join(self.relation, Relation(op, ()), joins, kind, self.at)
+        fields = found.op.schema
+        tests = [self._call(fn, value, Col(name, fields[name].dtype, fields[name].nullable)) for name in names]
+        condition = tests[0] if len(tests) == 1 else self._call("or", *tests)
+        if how == "anti":
+            condition = self._call("not", self._call("fill_null", condition, Lit(False, BOOL)))
+        return filtered(replace(found, columns=self.relation.columns, is_single_row=self.relation.is_single_row),
+                        condition, self.at)
 
     def _counts(self, inner: Relation, links: list[exp.Expr],
                 value: Expr | None) -> tuple[Relation, Expr, Expr]:

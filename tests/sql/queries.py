@@ -195,4 +195,10 @@ QUERIES = [
     "select count(*) from t, (select * from u) x",
     "(values (1),(3),(2) order by 1 limit 2)",
     "select a from t order by a nulls first fetch first 2 rows only",
+    "select * from t where exists (select 1 from u i where i.a = t.a and i.v <> t.b * 5)",
+    "select * from t where not exists (select 1 from u i where i.a = t.a and t.b * 5 <> i.v)",
+    "select * from t where exists (select 1 from u i where i.v > t.b * 8)",
+    "select * from t where not exists (select 1 from u i where t.f >= i.v)",
+    "select * from t where not exists (select 1 from eu i where i.v <> t.b)",
+    "select * from t where not exists (select 1 from u i where i.w = 'p' and i.a = t.a and i.v <= t.b * 10)",
 ]

@@ -189,6 +189,22 @@ def test_random_joins_are_duckdbs(seed: int) -> None:
         assert rows_of(si.sql(query, **tables).collect(workers=1)) == rows_of(want), query
 
 
+def test_conditions_follow_from_equalities_and_branches() -> None:
+    other = pa.table({"key": np.arange(5000), "label": [f"l{k % 40}" for k in range(5000)]})
+    text = si.sql("SELECT count(*) FROM t, other WHERE id = key AND id < 100", t=FACTS, other=other).explain("logical")
+    assert "key < 100" in text
+    text = si.sql("SELECT count(*) FROM t, other WHERE id = key AND ((label = 'l1' AND few = 2) OR (label = 'l7' AND "
+                  "few = 3 AND x < 0.1))", t=FACTS, other=other).explain("logical")
+    assert "Filter (label == 'l1') | (label == 'l7')" in text
+    assert "Filter (few == 2) | (few == 3) & (x < 0.1)" in text
+
+
+def test_a_condition_that_can_fail_meets_no_other_rows() -> None:
+    one, other = pa.table({"k": [0, 5], "x": [1, 2]}), pa.table({"j": [0, 5], "y": [9, 2]})
+    query = "SELECT k FROM one, other WHERE k = j AND ((y = 2 AND x // k = 0) OR (y = 7 AND x = 3))"
+    assert si.sql(query, one=one, other=other).collect().to_pydict() == {"k": [5]}
+
+
 SMALL = pa.table({"k": [1, 2, 3], "w": ["x", "y", "z"]})
 QUERY = "SELECT * FROM small, t WHERE few = k AND x < 0.5"
 
