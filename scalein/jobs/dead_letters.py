@@ -2,11 +2,14 @@
 
 A record or file that could not be decoded arrives among the rows, so that offsets count it, marked by the columns
 `MALFORMED`. Rows that fail in an expression are found by `FragmentRunner` (`exec/operator.py`).
+
+The dead letters of all sources have one schema: the columns of the first source, then those that only others have. A
+column that another source has with another type has a `_` after its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +17,7 @@ import pyarrow.compute as pc
 from scalein.arrow_rows import filtered
 from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.lenient import ERROR, MALFORMED
-from scalein.errors import BadData, ScaleinError
+from scalein.errors import ScaleinError
 from scalein.exec.dead_letters import dead_letter, dead_letter_schema
 from scalein.jobs.source_readers import Reader, SourceBatch
 
@@ -25,11 +28,21 @@ class DeadLetters:
     def __init__(self, write: Callable[[pa.RecordBatch], None]) -> None:
         self._write = write
         self.schema = pa.schema([])
+        self._sources: dict[pa.Schema, dict[str, str]] = {}  # by columns of a source, these with their names here
         self._origins: dict[int, tuple[pa.RecordBatch, SourceBatch]] = {}  # of the current round, by batch identity
 
-    def open(self, reader: Reader) -> None:
-        """Take the rows of a reader, and those of others that have the same columns."""
-        self.schema = _schema(reader)
+    def open(self, readers: Iterable[Reader]) -> None:
+        """Take the rows of sources, given by a reader of each."""
+        types: dict[str, pa.DataType] = {}
+        for columns in dict.fromkeys(map(_columns, readers)):
+            own: dict[str, str] = {}
+            for field in columns:
+                name = field.name
+                while name in own.values() or types.setdefault(name, field.type) != field.type:
+                    name += "_"
+                own[field.name] = name
+            self._sources[columns] = own
+        self.schema = dead_letter_schema(pa.schema(types))
 
     def begin_round(self) -> None:
         self._origins.clear()
@@ -42,7 +55,7 @@ class DeadLetters:
             rows, error = batch.select(reader.columns), batch.column(ERROR)
             if error.null_count < len(error):
                 is_bad = error.is_valid()
-                self._malformed(reader, filtered(batch, is_bad))
+                self._malformed(filtered(batch, is_bad))
                 rows = filtered(rows, pc.invert(is_bad))
         self._origins[id(rows)] = rows, delivery
         return rows
@@ -50,14 +63,14 @@ class DeadLetters:
     def failed(self, batch: pa.RecordBatch, number: int, error: ScaleinError) -> None:
         """A row of a batch failed; an error without a row of the source ends the job."""
         row = batch.slice(number, 1)
-        columns = []
-        for field in self._fields:
-            there = row.schema.get_field_index(field.name)
-            if there >= 0 and row.schema.field(there).type != field.type:
-                raise error
-            columns.append(pa.nulls(1, field.type) if there < 0 else row.column(there))
-        if not set(row.schema.names) <= {field.name for field in self._fields}:
+        given = set(zip(row.schema.names, row.schema.types, strict=True))
+        own = self._origins.get(id(batch))
+        sources = self._sources if own is None else [_columns(own[1].reader)]
+        source = next((each for each in sources if given <= set(zip(each.names, each.types, strict=True))), None)
+        if source is None:
             raise error  # it failed after an aggregation or a projection: there is no source row to report
+        named = {self._sources[source][name]: row.column(name) for name in row.schema.names}
+        columns = [named[f.name] if f.name in named else pa.nulls(1, f.type) for f in self._fields]
         self._write(dead_letter(columns, self.schema, error, *self._place(batch, number)))
 
     def _place(self, batch: pa.RecordBatch, number: int) -> tuple[str | None, int | None]:
@@ -73,18 +86,15 @@ class DeadLetters:
     def _fields(self) -> list[pa.Field]:
         return list(self.schema)[: len(self.schema) - len(MALFORMED)]
 
-    def _malformed(self, reader: Reader, bad: pa.RecordBatch) -> None:
-        if _schema(reader) != self.schema:
-            error, file, line, text = (column[0].as_py() for column in bad.select(MALFORMED.names).columns)
-            where = file if line is None else f"line {line} of {file}"
-            raise BadData(f"{where} cannot be read, and on_error= takes rows of another source", found=error, text=text)
+    def _malformed(self, bad: pa.RecordBatch) -> None:
         nothing = [pa.nulls(bad.num_rows, field.type) for field in self._fields]
         marks = bad.select(MALFORMED.names).columns
         self._write(pa.RecordBatch.from_arrays([*nothing, *marks], schema=self.schema))
 
 
-def _schema(reader: Reader) -> pa.Schema:
-    return dead_letter_schema(pa.schema([reader.data.schema.field(name) for name in reader.columns]))
+def _columns(reader: Reader) -> pa.Schema:
+    """The columns that are read of a source."""
+    return pa.schema([pa.field(name, reader.data.schema.field(name).type) for name in reader.columns])
 
 
 def _origin(delivery: SourceBatch) -> tuple[str, int | None]:

@@ -86,7 +86,7 @@ class JobGraph:
             for edge, about in zip(self._edges, known, strict=True):
                 self._inputs.append(self._input(edge, about))
             if self._dead_letters is not None:
-                self._dead_letters.open(self._inputs[0].readers[0])
+                self._dead_letters.open(source.readers[0] for source in self._inputs)
             cutting.check_order(self._edges, [len(source.readers) for source in self._inputs])
         except BaseException:
             self.close()

@@ -49,7 +49,6 @@ from tests.spark.simulated import start_stream, tasks_over
 from tests.state.sample_store import KIND, Built, opened
 from tests.state.store_model import content_of
 
-DAMAGES_OF_A_VICTIM = 40
 RIGHT, CLEAR = 0, 3  # exit codes: right rows, a clear error
 
 
@@ -316,17 +315,17 @@ def outcome(victim: Victim, seed: str, is_forged: bool, seen: Path) -> int:
     return status_of(life(use))
 
 
-def campaign(seed: int, damages: int, only: int | None, seconds: float, folder: Path) -> int:
-    """So many damages within some time, or one of them; gives how many went wrong."""
+def campaign(seed: int, damages: int, each: int, only: int | None, seconds: float, folder: Path) -> int:
+    """So many damages within some time, `each` of a victim, or one of them; gives how many went wrong."""
     found, wrong, errors = Counter[str](), 0, Counter[str]()
     start = time.monotonic()
     for number in range(damages) if only is None else [only]:
         if time.monotonic() > start + seconds:
             break
-        of = number // DAMAGES_OF_A_VICTIM
+        of = number // each
         place, base = folder / "victim", folder / "base"
         victim = VICTIMS[of % len(VICTIMS)](f"{seed} {of}", place)
-        if number % DAMAGES_OF_A_VICTIM == 0 or only is not None:
+        if number % each == 0 or only is not None:
             shutil.rmtree(base, ignore_errors=True)
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir()
@@ -365,12 +364,13 @@ _MEANING = {RIGHT: "right rows", CLEAR: "a clear error"}
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.campaign.damage", description=__doc__)
     parser.add_argument("--damages", type=int, default=3_000)
+    parser.add_argument("--each", type=int, default=40, help="damages of a victim")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="the number of one damage")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no new damage after that time")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="scalein-damage-"))
-    return 1 if campaign(given.seed, given.damages, given.only, given.seconds, folder) else 0
+    return 1 if campaign(given.seed, given.damages, given.each, given.only, given.seconds, folder) else 0
 
 
 if __name__ == "__main__":

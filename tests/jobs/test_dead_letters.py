@@ -87,18 +87,31 @@ def test_a_job_that_a_line_has_ended_goes_on_with_null(files: Path, tmp_path: Pa
     assert job.metrics()["timeless_rows"] == FILES * LINES - len(parsed)
 
 
-def test_lines_of_another_source_than_the_first_end_the_job(files: Path, tmp_path: Path) -> None:
-    def flow(first: Flow) -> Flow:
-        return first.union(si.read_csv(files, schema=SCHEMA).select("k"))
+def test_lines_and_rows_of_several_sources_have_one_schema(files: Path, tmp_path: Path) -> None:
+    """The columns of all: one that another source has with another type has a name of its own."""
+    def letters(first: Flow, *others: Flow) -> list[dict[str, Any]]:
+        out, bad = si.to_memory(), si.to_memory()
+        for other in others:
+            first = first.union(other)
+        first.start(sink=out, on_error=bad).wait()
+        return sorted(bad.table().to_pylist(), key=lambda row: (row["bad_text"] or "", row["error"], row["bad_file"]))
 
-    bad, wrong = si.to_memory(), sum(map(is_wrong, range(FILES * LINES)))
-    alike = flow(si.read_csv(files, schema=SCHEMA).select("k"))
-    alike.start(sink=si.to_memory(), on_error=bad).wait()
-    lacking = sum(is_wrong(n) and n % 2 for n in range(FILES * LINES))  # `x` is not read
-    assert bad.table().num_rows == 2 * lacking < wrong * 2
-    other = flow(si.from_arrow(pa.table({"k": [1]})))
-    with pytest.raises(si.BadData, match=r"line 7 of .*takes rows of another source"):
-        other.start(sink=si.to_memory(), on_error=si.to_memory()).wait()
+    lacking = [n for n in range(FILES * LINES) if is_wrong(n) and n % 2]  # `x` is not read
+    lines = si.read_csv(files, schema=SCHEMA).select("k")
+    found = letters(lines, si.read_csv(files, schema=SCHEMA).select("k"))
+    assert [row["bad_text"] for row in found] == sorted([f"bad {n}" for n in lacking] * 2)
+    (tmp_path / "texts.csv").write_text("k,k_,z\n7,a,1\nb,c,0\nbad\n")
+    texts = si.read_csv(tmp_path / "texts.csv", schema={"k": pa.string(), "k_": pa.string(), "z": pa.int64()})
+    rows = si.from_arrow(pa.table({"k": [1, 0], "n": [2.5, 3.5]}))
+    one = rows.select(k=col("k") // col("k"))
+    found = letters(one, lines, texts.select(k=col("k").str.len() // col("z") + col("k_").str.len()))
+    assert list(found[0]) == ["k", "n", "x", "t", "k_", "k__", "z", "error", "bad_file", "bad_line", "bad_text"]
+    failed = [{name: value for name, value in row.items() if name in ("k", "k_", "k__", "z", "bad_line")}
+              for row in found if row["bad_text"] is None]
+    assert sorted(failed, key=lambda row: row["k"] is None) == [
+        {"k": 0, "k_": None, "k__": None, "z": None, "bad_line": 2},
+        {"k": None, "k_": "b", "k__": "c", "z": 0, "bad_line": None}]
+    assert [row["bad_text"] for row in found if row["bad_text"]] == sorted([f"bad {n}" for n in lacking] + ["bad"])
 
 
 @pytest.mark.parametrize("names", [["bad_file", "bad_line", "bad_text"], ["bad_line", "bad_text"], ["bad_text"]])
