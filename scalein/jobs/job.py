@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
+
 from scalein.errors import BadArgument, ScaleinError, here, warn
 from scalein.jobs.diagnose import why_no_output
 from scalein.jobs.driver import Driver
 from scalein.jobs.job_card import JobCard
+from scalein.jobs.metrics import LATENCY_LIMITS
 from scalein.jobs.monitor import figures, log_lines, serve, show_bar
 from scalein.jobs.spec import JobSpec
 from scalein.jobs.supervisor import Supervisor
@@ -203,6 +206,10 @@ class Job:
         """A cumulative histogram of latency: limits in seconds with rows, and the seconds of all rows together."""
         latency = self._driver.metrics.latency
         return latency.buckets(), latency.total_s
+
+    def latency_counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """A histogram of latency: limits in seconds, and the rows below each; the last are beyond all."""
+        return LATENCY_LIMITS, self._driver.metrics.latency.counts.copy()
 
     def why_no_output(self) -> str:
         """Why nothing has come out yet, in a few sentences."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from scalein.storage.checked_json import Json, as_int
 
-_BUCKETS = np.geomspace(1e-5, 100.0, 141)  # seconds; 20 a decade
+LATENCY_LIMITS = np.geomspace(1e-5, 100.0, 141)  # seconds; 20 a decade
 _BUCKETS_A_STEP = 7  # of those, to one that others see
 
 
@@ -18,12 +18,12 @@ _BUCKETS_A_STEP = 7  # of those, to one that others see
 class Latency:
     """A histogram of times, in steps of 12 %."""
 
-    counts: np.ndarray = field(default_factory=lambda: np.zeros(len(_BUCKETS) + 1, np.int64))
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(len(LATENCY_LIMITS) + 1, np.int64))
     total_s: float = 0.0  # over all rows
 
     def add(self, seconds: list[float], rows: list[int]) -> None:
         """How long each of some batches took, and how many rows it had."""
-        np.add.at(self.counts, np.searchsorted(_BUCKETS, seconds), rows)
+        np.add.at(self.counts, np.searchsorted(LATENCY_LIMITS, seconds), rows)
         self.total_s += sum(each * count for each, count in zip(seconds, rows, strict=True))
 
     def percentile(self, share: float) -> float | None:
@@ -32,15 +32,15 @@ class Latency:
         if not total:
             return None
         place = int(np.searchsorted(np.cumsum(self.counts), share * total))
-        return float(_BUCKETS[min(place, len(_BUCKETS) - 1)])
+        return float(LATENCY_LIMITS[min(place, len(LATENCY_LIMITS) - 1)])
 
     def buckets(self) -> list[tuple[float, int]]:
         """A cumulative histogram: limits in seconds, each 2.2 times the one before and the last infinite, with the
         number of rows that took no longer.
         """
         below = np.cumsum(self.counts)
-        places = range(0, len(_BUCKETS), _BUCKETS_A_STEP)
-        return [*((float(_BUCKETS[k]), int(below[k])) for k in places), (float("inf"), int(below[-1]))]
+        places = range(0, len(LATENCY_LIMITS), _BUCKETS_A_STEP)
+        return [*((float(LATENCY_LIMITS[k]), int(below[k])) for k in places), (float("inf"), int(below[-1]))]
 
 
 @dataclass

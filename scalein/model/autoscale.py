@@ -43,6 +43,7 @@ class Observation:
     rate: float  # rows a second that it took in
     utilization: float  # the share of the time that it was busy
     workers: int  # of a Spark stream: partitions
+    batch_s: float | None = None  # of a Spark stream: what its batches took, on average
 
     @property
     def capacity(self) -> float | None:
@@ -94,6 +95,10 @@ class Predicts(Protocol):
     """What `Predictive` asks of a model: predictions that have `max_rate` and `p99_s`."""
 
     def predict(self, *, workers: int, rate: float) -> Any: ...
+
+
+def _as_workers(count: int) -> Mapping[str, Any]:
+    return {"workers": count}
 
 
 @dataclass(slots=True)
@@ -161,6 +166,7 @@ class Predictive(Policy):
     period: int | Sequence[int] = ()  # of the load's seasons, in observations
     patience: int = 5
     highest: float = 0.9  # the greatest utilization that is planned for
+    configuration: Callable[[int], Mapping[str, Any]] = _as_workers  # what the model is asked about, by their number
     _factor: float = 1.0  # observed capacity over the predicted one
     _fewer: list[int] = field(default_factory=list)
     _peaks: list[tuple[float, str]] = field(default_factory=list)  # of the last forecast, for the observations to come
@@ -176,16 +182,27 @@ class Predictive(Policy):
         self._fewer = [*self._fewer, found][-self.patience:]
         if found < now.workers:
             found = now.workers if len(self._fewer) < self.patience else min(now.workers, max(self._fewer))
-        prediction = self.model.predict(workers=found, rate=rate / self._factor)
+        prediction = self._predict(found, rate / self._factor)
         return Decision(now.at_s, now.workers, found, reason, rate,
                         {"max_rate": prediction.max_rate * self._factor, "utilization": self._busy(found, now.rate),
                          "p99_s": prediction.p99_s})
 
+    def _predict(self, workers: int, rate: float) -> Any:
+        return self.model.predict(**self.configuration(workers), rate=rate)
+
     def _correct(self, now: Observation) -> None:
-        """Move the factor a third of the way to what was observed; an almost idle job shows little of its capacity."""
-        if now.capacity is not None and now.utilization > 0.1:
-            predicted = self.model.predict(workers=now.workers, rate=now.rate).max_rate
-            self._factor += (min(max(now.capacity / predicted, 0.1), 10.0) - self._factor) / 3
+        """Move the factor a third of the way to what was observed; an almost idle job shows little of its capacity. Of
+        a batch, part of which is fixed, the time is compared.
+        """
+        if now.capacity is None or now.utilization <= 0.1:
+            return
+        predicted = self._predict(now.workers, now.rate)
+        expected_s = getattr(predicted, "batch_s", None)
+        if now.batch_s is None or expected_s is None:
+            seen = now.capacity / predicted.max_rate
+        else:
+            seen = min(expected_s, 10 * now.batch_s) / now.batch_s
+        self._factor += (min(max(seen, 0.1), 10.0) - self._factor) / 3
 
     def _expected(self, history: Sequence[Observation]) -> tuple[float, str]:
         """The greatest rate within sight, as the forecast's interval allows; no more than twice what there ever was."""
@@ -210,11 +227,11 @@ class Predictive(Policy):
         self._peaks = [(float(high[use:use + self.ahead].max()), found.method) for use in range(uses)]
 
     def _holds(self, workers: int, rate: float) -> bool:
-        found = self.model.predict(workers=workers, rate=rate / self._factor)
+        found = self._predict(workers, rate / self._factor)
         return bool(found.p99_s <= self.p99_s and self._busy(workers, rate) <= self.highest)
 
     def _busy(self, workers: int, rate: float) -> float:
-        return float(rate / (self.model.predict(workers=workers, rate=rate).max_rate * self._factor))
+        return float(rate / (self._predict(workers, rate).max_rate * self._factor))
 
 
 # --- the loop
@@ -228,6 +245,29 @@ class Target(Protocol):
     def scale(self, workers: int) -> None: ...
 
     def await_end(self, timeout: float) -> bool: ...
+
+
+@runtime_checkable
+class Batched(Protocol):
+    """A target that works in batches, which are observed whole, and that says how a model is asked about it."""
+
+    def batches_done(self) -> tuple[float, float, int, float | None, int]:
+        """Rows and seconds of the batches so far, and their number; when the last one ended, by `time.monotonic`, and
+        the partitions that it had.
+        """
+
+    def is_in_batch(self) -> bool: ...
+
+    def configuration(self, workers: int) -> Mapping[str, Any]: ...  # arguments of `Model.predict`
+
+    def most_workers(self) -> int: ...
+
+
+@runtime_checkable
+class WithLatency(Protocol):
+    """A target that counts how long rows took: limits in seconds, and the rows below each; the last are beyond all."""
+
+    def latency_counts(self) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 class Autoscaler:
@@ -244,7 +284,13 @@ class Autoscaler:
         self._target, self._policy, self._every_s = target, policy, every_s
         self._least, self._most = least, most
         self._log, self._clock = log, clock
-        self._last = (clock(), *target.work_done())
+        self._last = (clock(), *target.work_done())  # of a stream: the number of batches in the place of workers
+        self._batches, self._longest_s = target if isinstance(target, Batched) else None, 0.0
+        if self._batches is not None:
+            rows, busy_s, batches, ended_s, _ = self._batches.batches_done()
+            self._last = clock() if ended_s is None else ended_s, rows, busy_s, batches
+        self._latency = target if isinstance(target, WithLatency) else None
+        self._counts = np.zeros(0) if self._latency is None else self._latency.latency_counts()[1]
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scalein-autoscale", daemon=True)
 
@@ -253,14 +299,11 @@ class Autoscaler:
         return self
 
     def step(self) -> Decision | None:
-        """Observe, decide and scale, once; None if no time has passed."""
-        now, (rows, busy_s, workers) = self._clock(), self._target.work_done()
-        before_s, before_rows, before_busy_s, _ = self._last
-        passed_s = now - before_s
-        if passed_s <= 0:
+        """Observe, decide and scale, once; None if no time has passed, or no batch has ended."""
+        seen = self._observed() if self._batches is None else self._observed_batches(self._batches)
+        if seen is None:
             return None
-        self._last = now, rows, busy_s, workers
-        seen = Observation(now, (rows - before_rows) / passed_s, min(1.0, (busy_s - before_busy_s) / passed_s), workers)
+        workers = seen.workers
         self.observations = [*self.observations, seen][-HISTORY:]
         if self.decisions:
             self._report(seen)
@@ -271,10 +314,51 @@ class Autoscaler:
             _LOG.info("%s", decision)
         return decision
 
+    def _observed(self) -> Observation | None:
+        """What the target did since the last look."""
+        now, (rows, busy_s, workers) = self._clock(), self._target.work_done()
+        before_s, before_rows, before_busy_s, _ = self._last
+        passed_s = now - before_s
+        if passed_s <= 0:
+            return None
+        self._last = now, rows, busy_s, workers
+        return Observation(now, (rows - before_rows) / passed_s, min(1.0, (busy_s - before_busy_s) / passed_s), workers)
+
+    def _observed_batches(self, target: Batched) -> Observation | None:
+        """What whole batches did, from the end of one to the end of another. A target that waits for rows for longer
+        than it took before, and than two looks, is idle.
+        """
+        now, workers, is_running = self._clock(), self._target.work_done()[2], target.is_in_batch()
+        rows, busy_s, batches, ended_s, partitions = target.batches_done()
+        before_s, before_rows, before_busy_s, before_batches = self._last
+        if batches == before_batches or ended_s is None:
+            if is_running or now - before_s < 2 * max(self._every_s, self._longest_s):
+                return None
+            ended_s = now
+        self._last = ended_s, rows, busy_s, batches
+        passed_s, took_s, count = ended_s - before_s, busy_s - before_busy_s, batches - before_batches
+        if passed_s <= 0:
+            return None
+        if count:
+            self._longest_s = max(passed_s / count, self._longest_s / 2)
+            if partitions != workers:  # it began before the last decision, and shows nothing of that
+                return None
+        return Observation(ended_s, (rows - before_rows) / passed_s, min(1.0, took_s / passed_s), workers,
+                           took_s / count if count else None)
+
     def _report(self, seen: Observation) -> None:
         """Complete the decision before with what it led to."""
         last = self.decisions[-1]
         last.realized = {"rate": seen.rate, "utilization": seen.utilization}
+        if seen.batch_s is not None:
+            last.realized["batch_s"] = seen.batch_s
+        if self._latency is not None:
+            limits, counts = self._latency.latency_counts()
+            rows = np.cumsum(counts - self._counts)
+            self._counts = counts
+            if rows[-1] > 0:
+                place = int(np.searchsorted(rows, 0.99 * rows[-1]))
+                last.realized["p99_s"] = float(limits[min(place, len(limits) - 1)])
         if self._log is not None:
             with open(self._log, "a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(last)) + "\n")
@@ -309,8 +393,10 @@ def autoscale(job: Target, policy: object, *, p99: object = None, every: object 
     """Scale a running job, or a Spark stream, between `least` and `most` workers (partitions) by a policy or a model.
 
     A model is asked about the greatest load that a forecast sees within `ahead` (ten times `every` by default); `p99`
-    is the latency to hold, `period` the length of the load's season. `most` is the cores that this process has, unless
-    given. `log` names a file of JSON lines. `job.autoscale(policy, ...)` is the same.
+    is the latency to hold, `period` the length of the load's season. `most` is the cores that this process has, or
+    those of Spark, unless given. A stream is observed from the end of one batch to that of another, and the model is
+    asked about its partitions, cores and trigger; give it a trigger, as one without is always busy. `log` names a file
+    of JSON lines. `job.autoscale(policy, ...)` is the same.
 
     >>> import pyarrow as pa, scalein as si
     >>> job = si.from_arrow(pa.table({"x": range(1000)})).filter(si.col("x") > 5).start(sink=si.to_memory())
@@ -320,7 +406,9 @@ def autoscale(job: Target, policy: object, *, p99: object = None, every: object 
     """
     at = here()
     every_s = _duration_s(every, "every", at)
-    most = max(least, granted_cores()) if most is None and isinstance(least, int) else most
+    batched = job if isinstance(job, Batched) else None
+    if most is None and isinstance(least, int):
+        most = max(least, granted_cores() if batched is None else batched.most_workers())
     for name, count in (("least", least), ("most", most)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise BadArgument(f"{name} must be a number of workers, at least 1", at=at, found=repr(count))
@@ -334,7 +422,10 @@ def autoscale(job: Target, policy: object, *, p99: object = None, every: object 
     elif isinstance(policy, Predicts):
         policy = Predictive(policy, inf if p99 is None else _duration_s(p99, "p99", at),
                             10 if ahead is None else max(1, round(_duration_s(ahead, "ahead", at) / every_s)),
-                            () if period is None else max(2, round(_duration_s(period, "period", at) / every_s)))
+                            () if period is None else max(2, round(_duration_s(period, "period", at) / every_s)),
+                            configuration=_as_workers if batched is None else batched.configuration)
+        if batched is not None:  # a model that knows nothing of Spark says so here, and not while it scales
+            policy._predict(least, 1.0)
     else:
         raise BadArgument("autoscale needs a model or a policy", at=at, found=type(policy).__name__,
                           hint="si.model.profile(flow, sample) gives a model, si.model.DS2() is a policy")

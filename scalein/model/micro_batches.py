@@ -23,6 +23,7 @@ from scalein.state.hash_runs import MIGRATION_STEPS, choose_to_merge
 
 BY_ROW = ("process", "join")  # whose rows are shuffled
 SELECT_S = 4e-9  # of a row that a task reads and that has a key of another task
+GROUP_BYTES = 48.0  # of a group of which the calibration says how long it takes
 MERGED_BATCHES = 64  # that are looked at, to find how often a group is written
 
 
@@ -56,6 +57,11 @@ class Touched:
     changed: float
 
     @property
+    def work(self) -> float:
+        """The same in groups of the size that the calibration has."""
+        return self.written * max(1.0, self.state.group_bytes / GROUP_BYTES)
+
+    @property
     def written(self) -> float:
         """Groups that a batch reads, merges and writes, on average."""
         return self.changed * _rewrites(self.groups / self.changed) if self.changed else 0.0
@@ -82,7 +88,7 @@ def batch_of(rows: float, row_s: float, costs: Costs, touched: list[Touched], fi
     partitions, slots = config.partitions, config.slots
     share = fullest_share(costs, partitions)  # of the partition that takes longest
     behind = config.waves * partitions * share if partitions > slots else partitions * share
-    state_s = sum(each.written for each in touched) * figures.group_s * slower
+    state_s = sum(each.work for each in touched) * figures.group_s * slower
     task_s, fixed_s = figures.task_s, max(figures.batch_s - figures.task_s, 0.2 * figures.batch_s)
     decode_s = size / (figures.read_bytes_s if config.read_by == "tasks" else figures.transfer_bytes_s)
     parts = {"fixed cost of a batch": fixed_s}
@@ -123,7 +129,8 @@ def fullest_share(costs: Costs, partitions: int) -> float:
 def rescale_s(touched: list[Touched], figures: SparkFigures, config: SparkConfig) -> float:
     """Seconds that the batch after a rescale takes longer: tasks open the files of the old ones; "eager" rewrites all.
     """
-    all_s = sum(each.groups for each in touched) * figures.group_s * config.waves / config.partitions
+    groups = sum(each.groups * max(1.0, each.state.group_bytes / GROUP_BYTES) for each in touched)
+    all_s = groups * figures.group_s * config.waves / config.partitions
     moved = {"eager": 1.0, "hybrid": 1 / MIGRATION_STEPS}.get(config.migration, 0.0)
     return figures.task_s * config.waves + moved * all_s
 

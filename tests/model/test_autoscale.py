@@ -13,7 +13,7 @@ import pytest
 
 import scalein as si
 from scalein.errors import ScaleinError
-from scalein.model import DS2, Autoscaler, Observation, Policy, Predictive, Reactive, simulate
+from scalein.model import DS2, Autoscaler, Observation, Policy, Predictive, Reactive, autoscale, simulate
 
 RATES = {1: 100.0, 2: 195.0, 3: 285.0, 4: 370.0}
 
@@ -30,7 +30,7 @@ class Model:
 
     factor: float = 1.0
 
-    def predict(self, *, workers: int, rate: float) -> Prediction:
+    def predict(self, *, workers: int, rate: float, **configuration: Any) -> Prediction:
         most = RATES[workers] * self.factor
         return Prediction(most, float("inf") if rate >= most else 4.6 / (most - rate))
 
@@ -161,6 +161,100 @@ def test_a_running_job_is_scaled() -> None:
         job.stop()
     assert job.metrics()["workers"] == 2
     assert scaler.decisions[0].before == 1
+
+
+class Stream(Job):
+    """Batches of five seconds and more, one after the other: each takes the rows that came during the one before."""
+
+    def __init__(self, loads: list[float], batch_s: int = 5) -> None:
+        super().__init__(loads)
+        self.length, self.batches, self.ended_s, self.had = batch_s, 0, None, 0
+        self.waiting, self.taken, self.begun_s, self.begun_with = 0.0, 0.0, None, 1
+        self.asked: list[dict[str, Any]] = []
+
+    def pass_time(self) -> None:
+        self.waiting += self.loads[self.time]
+        self.time += 1
+        if self.begun_s is None and self.waiting:
+            self.begun_s, self.taken, self.waiting, self.begun_with = self.time, self.waiting, 0.0, self.workers
+        elif self.begun_s is not None and self.time - self.begun_s >= self.length:
+            busy_s = min(self.length, self.taken / RATES[self.begun_with])
+            self.rows, self.busy_s, self.batches = self.rows + self.taken, self.busy_s + busy_s, self.batches + 1
+            self.ended_s, self.had = float(self.time), self.begun_with
+            self.begun_s = None
+
+    def batches_done(self) -> tuple[float, float, int, float | None, int]:
+        return self.rows, self.busy_s, self.batches, self.ended_s, self.had
+
+    def is_in_batch(self) -> bool:
+        return self.begun_s is not None
+
+    def configuration(self, workers: int) -> dict[str, Any]:
+        self.asked.append({"workers": workers, "every": "5s"})
+        return self.asked[-1]
+
+    def most_workers(self) -> int:
+        return 3
+
+
+def run(stream: Stream, policy: Policy) -> list[int]:
+    """The partitions after each second, observed every second."""
+    scaler = Autoscaler(stream, policy, every_s=1, least=1, most=4, clock=stream.clock)
+    used = []
+    for _ in stream.loads:
+        stream.pass_time()
+        scaler.step()
+        used.append(stream.workers)
+    assert all(0 < each.rate < 400 for each in scaler.observations if each.batch_s is not None)
+    return used
+
+
+@pytest.mark.parametrize("policy", [DS2(), Reactive(), Predictive(Model())])
+def test_whole_batches_are_observed(policy: Policy) -> None:
+    """A batch takes longer than an interval: looks at its middle would show an idle stream, then one above all limits.
+    """
+    used = run(Stream([150.0] * 200), policy)
+    assert max(used) <= 3
+    assert np.count_nonzero(np.diff(used)) <= 3
+    assert used[-1] == used[-60] >= 2
+
+
+def test_a_stream_without_rows_is_idle() -> None:
+    used = run(Stream([150.0] * 60 + [0.0] * 100), DS2(stable=1))
+    assert max(used) >= 2
+    idle = Stream([0.0] * 30)
+    assert set(run(idle, Reactive())) == {1}
+
+
+def test_a_model_is_asked_about_the_stream() -> None:
+    stream = Stream([])
+    scaler = autoscale(stream, Model(), every=60)
+    scaler.stop()
+    assert scaler._most == 3
+    assert stream.asked == [{"workers": 1, "every": "5s"}]  # before it scales, so that an error is the user's
+
+    class Jobs:
+        def predict(self, *, workers: int, rate: float) -> Prediction:
+            raise AssertionError
+
+    with pytest.raises(TypeError):
+        autoscale(stream, Jobs(), every=60)
+
+
+def test_latency_between_two_looks_is_logged() -> None:
+    class Counting(Job):
+        counts = np.zeros(4, int)
+
+        def latency_counts(self) -> tuple[np.ndarray, np.ndarray]:
+            return np.array([0.1, 1.0, 10.0]), self.counts.copy()
+
+    job = Counting([50.0] * 10)
+    scaler = Autoscaler(job, DS2(), every_s=1, least=1, most=4, clock=job.clock)
+    for place in (0, 1, 2, 3):
+        job.counts[place] += 1_000
+        job.pass_time()
+        scaler.step()
+    assert [each.realized.get("p99_s") for each in scaler.decisions] == [1.0, 10.0, 10.0, None]
 
 
 @pytest.mark.parametrize(("given", "text"), [

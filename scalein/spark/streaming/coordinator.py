@@ -22,7 +22,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc, StoreFailed, warn
@@ -75,6 +75,8 @@ class Totals:
     rows_out: int = 0
     late_rows: int = 0
     timeless_rows: int = 0
+    ended_s: float | None = None  # when the last batch did, by `time.monotonic`
+    partitions: int = 0  # of it
 
 
 class Phases:
@@ -260,9 +262,10 @@ class Coordinator:
         took_s = sum(phases.seconds.values())
         self.progress = {**progress, "duration_s": round(took_s, 3), "phases_s": phases.seconds}
         self.recent_progress = (*self.recent_progress[1 - RECENT_BATCHES :], self.progress)
-        self.totals = Totals(self.totals.batches + 1, self.totals.busy_s + took_s, *(
+        totals = Totals(self.totals.batches + 1, self.totals.busy_s + took_s, *(
             getattr(self.totals, name) + as_int(progress[name])
             for name in ("rows_in", "rows_out", "late_rows", "timeless_rows")))
+        self.totals = replace(totals, ended_s=time.monotonic(), partitions=partitions)
 
     def publish_waiting(self, is_end: bool = False) -> None:
         """Make output of earlier batches visible that waits for larger files, if it is time; at the end, all of it."""

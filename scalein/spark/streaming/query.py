@@ -40,6 +40,7 @@ from scalein.spark.streaming.tasks import (
     collect_results,
 )
 from scalein.spark.text_splits import TextSplits
+from scalein.state.key_groups import KEY_GROUPS
 from scalein.storage.object_store import Location
 
 if TYPE_CHECKING:
@@ -218,6 +219,29 @@ class StreamJob:
         """Rows taken in and seconds in batches since the start, and the partitions: what an autoscaler observes."""
         totals = self._coordinator.totals
         return totals.rows_in, totals.busy_s, self._coordinator.partitions
+
+    def batches_done(self) -> tuple[float, float, int, float | None, int]:
+        """Rows and seconds of the batches of this start, and their number; when the last one ended, by
+        `time.monotonic`, and the partitions that it had.
+        """
+        done = self._coordinator.totals
+        return done.rows_in, done.busy_s, done.batches, done.ended_s, done.partitions
+
+    def is_in_batch(self) -> bool:
+        """Whether a batch runs now."""
+        return self._batch_lock.locked()
+
+    def configuration(self, workers: int) -> dict[str, object]:
+        """What `Model.predict` is asked about this stream, with so many partitions."""
+        every = self._spec.trigger.get("processingTime")
+        read_by = str((self.last_progress or {}).get("read_by", "tasks"))
+        cores = parallelism(self._session)
+        return {"partitions": workers, "executors": 1, "cores": cores, "read_by": read_by,
+                "migration": self._spec.migration, **({} if every is None else {"every": every})}
+
+    def most_workers(self) -> int:
+        """As many partitions as tasks run at a time."""
+        return min(KEY_GROUPS, parallelism(self._session))
 
     def await_end(self, timeout: float) -> bool:
         """Whether the stream has ended, after waiting at most `timeout` seconds; raises nothing."""
