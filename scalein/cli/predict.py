@@ -16,8 +16,10 @@ from scalein.cli.explain import load_flow
 from scalein.errors import BadArgument
 
 OPTIONS = {"workers": int, "rate": float, "memory": str, "every": str, "batch_rows": int, "keys": int,
-           "partitions": int, "executors": int, "cores": int}  # fmt: skip
-FOR_PLANS = ("rate", "memory", "every", "batch_rows", "keys")
+           "partitions": int, "executors": int, "cores": int, "read_by": str, "migration": str,
+           "variability": float}  # fmt: skip
+FOR_PLANS = ("rate", "memory", "every", "batch_rows", "keys", "variability")
+ONLY_PLANS = {"p99": str, "most": int, "headroom": float}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, kind in OPTIONS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N" if kind is not str else "AMOUNT",
                             help=f"as in model.predict({name}=...)")
-    parser.add_argument("--p99", metavar="TIME", help="with --recommend: the latency to hold, for example 100ms")
+    for name, kind in ONLY_PLANS.items():
+        parser.add_argument(f"--{name}", type=kind, metavar="N" if kind is not str else "TIME",
+                            help=f"with --recommend: as in model.recommend({name}=...)")
     parser.add_argument("--recommend", action="store_true", help="the fewest workers that hold --rate and --p99")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--serve", type=int, metavar="PORT", help="answer over HTTP until Ctrl-C (0: any port)")
@@ -41,8 +45,9 @@ def run(args: argparse.Namespace) -> int:
         asked["on"] = args.on
     if args.recommend and args.rate is None:
         raise BadArgument("--recommend needs the rate to hold", hint="--rate 1e6 --p99 100ms")
-    if args.p99 is not None and not args.recommend and args.serve is None:
-        raise BadArgument("--p99 is the latency that a recommendation holds", hint="add --recommend")
+    limits = {name: value for name in ONLY_PLANS if (value := getattr(args, name)) is not None}
+    if limits and not args.recommend and args.serve is None:
+        raise BadArgument(f"--{next(iter(limits))} is about a recommendation", hint="add --recommend")
     if args.recommend and (wrong := [name for name in asked if name not in (*FOR_PLANS, "on")]):
         raise BadArgument(f"--recommend chooses the configuration itself, without --{wrong[0]}")
     from scalein.model import profile
@@ -56,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"answering at {server.url}/predict and /recommend; Ctrl-C ends it", file=sys.stderr, flush=True)
             server.serve_forever()
         return 0
-    found: Any = model.recommend(p99=args.p99, **asked) if args.recommend else model.predict(**asked)
+    found: Any = model.recommend(**limits, **asked) if args.recommend else model.predict(**asked)
     print(json.dumps(found.to_json(), indent=1) if args.json else repr(found))
     return 0
 

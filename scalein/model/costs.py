@@ -153,6 +153,23 @@ class StateCost:
         return self.span.slices * self.groups.expected(min(total, within) / self.span.slices, keys)
 
 
+    def changed(self, rate: float, keys: int | None, seconds: float) -> float:
+        """The groups that rows of so many seconds of the source change, at a rate: each slice of time has its own.
+
+        >>> hot = StateCost("group_by", Groups(1000, {10: 100}), 24.0, 1.0, Span(2.0, seconds=10.0))
+        >>> round(hot.changed(1e6, None, 1.0)), round(hot.changed(1e6, None, 50.0))
+        (100, 1000)
+        """
+        rows = rate * self.rows * seconds
+        if self.keeps_rows:
+            return rows
+        slices = 1.0
+        if self.span is not None:
+            slices = max(1.0, self.span.slices * (rows / self.span.rows if self.span.rows else
+                                                  seconds / max(self.span.seconds, 1e-9)))
+        return slices * self.groups.expected(rows / slices, keys)
+
+
 Curve = tuple[tuple[float, float], ...]  # rows of a round, and the seconds of each
 
 

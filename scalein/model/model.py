@@ -337,7 +337,7 @@ class Model(Scales):
         for each in self.costs.states:
             groups = each.count(rate, config.keys, self._rows(rate))
             size = groups * each.group_bytes
-            changed = min(groups, each.groups.expected(rate * each.rows * config.every_s, config.keys))
+            changed = min(groups, each.changed(rate, config.keys, config.every_s))
             segments = max(1.0, size / SEGMENT_BYTES)
             written += size * (1 - exp(-changed / segments))
             touched += changed
@@ -455,9 +455,7 @@ class Model(Scales):
         found = []
         for each in self.costs.states:
             groups = each.count(rate, config.keys, self._rows(rate))
-            rows = rate * each.rows * seconds
-            found.append(Touched(each, groups, min(groups, rows if each.keeps_rows else
-                                                   each.groups.expected(rows, config.keys))))
+            found.append(Touched(each, groups, each.changed(rate, config.keys, seconds)))
         return found
 
     # --- plans

@@ -50,11 +50,14 @@ def test_predicts_and_recommends(script: str, tmp_path: Path, capsys: pytest.Cap
     assert not found["saturated"]
     assert main([*given, "--recommend", "--rate", "1000", "--p99", "10s"]) == 0
     assert capsys.readouterr().out.startswith("Plan: 1 workers")
+    limits = ["--rate", "1e12", "--most", "3", "--headroom", "0.5", "--variability", "4"]
+    assert main([*given, "--recommend", *limits]) == 0
+    assert "not feasible with up to 3 workers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("given", "text"), [
     (["--sample", "rows.txt"], "a sample is a file"), (["--recommend"], "needs the rate"),
-    (["--p99", "1s"], "--recommend"),
+    (["--p99", "1s"], "--recommend"), (["--most", "3"], "--most is about a recommendation"),
     (["--recommend", "--rate", "1", "--workers", "2"], "chooses the configuration itself"), ([], "needs a sample"),
 ])  # fmt: skip
 def test_refuses(script: str, given: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,3 +93,30 @@ def test_mistakes_are_named(make: object, says: str) -> None:
     with pytest.raises(si.ScaleinError, match=says) as caught:
         make()
     assert "test_network.py" in str(caught.value)
+
+
+def test_intervals_hold_where_service_times_are_a_tenth_wrong() -> None:
+    """Simulated with service times that are drawn within a tenth of those that are predicted with."""
+    dice, held = np.random.default_rng(3), 0
+    stages = [Stage("a", 0.010, 2), Stage("b", 0.020, 3, 0.5)]
+    routes = {"a": {"b": 0.8}}
+    found = Network(stages, routes).predict(110)
+    for seed in range(6):
+        wrong = [Stage(each.name, each.service_s * dice.uniform(0.9, 1.1), each.workers, each.variability)
+                 for each in stages]
+        latencies = np.array(simulate(wrong, routes, 110, 20_000, seed))
+        for name, value in (("p50_s", np.quantile(latencies, 0.5)), ("p99_s", np.quantile(latencies, 0.99))):
+            low, high = found.intervals[name]
+            held += low <= value <= high
+        low, high = found.intervals["max_rate"]
+        assert low <= Network(wrong, routes).max_rate <= high
+    assert held >= 11
+    assert found.intervals["p50_s"][1] < 2 * found.p50_s
+
+
+def test_a_network_shows_itself() -> None:
+    found = Network([Stage("a", 0.010, 2)]).predict(100)
+    assert "<svg" in found._repr_html_()
+    assert "bottleneck" in found._repr_html_()
+    assert " to " in str(found)
+    assert "saturated" in Network([Stage("a", 0.010, 2)]).predict(300)._repr_html_()
