@@ -1,7 +1,9 @@
 """Seconds from SIGINT to the end of a run: each case in processes of its own, interrupted at several points.
 
 `python -m bench.stop_latency [--thread] [--memory none] [case ...]` takes the cases of `bench.peak_memory`. With
-`--thread`, the run is in a thread that is not the main one.
+`--thread`, the run is in a thread that is not the main one. Cases that begin with "job:" are jobs without a checkpoint,
+in whose `wait` the signal comes; with `--checkpoint` they have one, and the last epoch takes as long as the state is
+large.
 """
 
 from __future__ import annotations
@@ -11,15 +13,17 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from contextlib import nullcontext
 
 from bench.peak_memory import FOLDER, _cases, write_files
 
 POINTS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
-def child(name: str, memory: str | None, in_thread: bool, workers: int | None) -> None:
+def child(name: str, memory: str | None, in_thread: bool, workers: int | None, has_checkpoint: bool) -> None:
     import scalein as si
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in background processes
@@ -30,8 +34,13 @@ def child(name: str, memory: str | None, in_thread: bool, workers: int | None) -
     def run() -> None:
         try:
             print("started", time.monotonic(), flush=True)
-            for _ in flow.batches(memory=memory, workers=workers):
-                pass
+            if name.startswith("job:"):
+                with tempfile.TemporaryDirectory() if has_checkpoint else nullcontext() as folder:
+                    flow.start(sink=si.to_callback(lambda batch: None), checkpoint=folder, memory=memory,
+                               workers=workers).wait()
+            else:
+                for _ in flow.batches(memory=memory, workers=workers):
+                    pass
             print("finished", time.monotonic(), flush=True)
         except KeyboardInterrupt:
             ended.append(time.monotonic())
@@ -78,15 +87,18 @@ def main() -> None:
     parser.add_argument("--memory", default="none")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--thread", action="store_true")
+    parser.add_argument("--checkpoint", action="store_true")
     parser.add_argument("--child", action="store_true")
     given = parser.parse_args()
     if given.child:
-        child(given.cases[0], None if given.memory == "none" else given.memory, given.thread, given.workers)
+        child(given.cases[0], None if given.memory == "none" else given.memory, given.thread, given.workers,
+              given.checkpoint)
         return
     write_files()
     for name in given.cases or _cases():
         command = [sys.executable, "-m", "bench.stop_latency", "--child", "--memory", given.memory, name]
-        command += ["--thread"] * given.thread + (["--workers", str(given.workers)] if given.workers else [])
+        command += ["--thread"] * given.thread + ["--checkpoint"] * given.checkpoint
+        command += ["--workers", str(given.workers)] if given.workers else []
         one(command, None)
         _, whole = one(command, None)
         found = [one(command, whole * point) for point in POINTS]

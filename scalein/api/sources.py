@@ -102,6 +102,10 @@ def read_csv(path: object, *, delimiter: str = ",", follow: bool = False, schema
     `schema` gives them. Files ending in .gz, .bz2 or .zst are unpacked. A line that cannot be decoded is an error that
     names it; in a job, `start(on_error=...)` says otherwise.
 
+    Nothing marks the end of a CSV file: one that was cut off at the end of a line cannot be told from a shorter one.
+    Writers that may fail halfway write under a name that begins with `_` or `.`, which is ignored, and rename the file
+    when it is whole. Cut-off Parquet files and Arrow files are errors.
+
     >>> import scalein as si, tempfile
     >>> with open(f"{tempfile.mkdtemp()}/people.csv", "w") as file:
     ...     written = file.write("name,age\nann,31\nbob,\n")
@@ -122,7 +126,7 @@ def read_json(path: object, *, follow: bool = False, schema: object = None) -> F
 
     Columns and types are found out from the first rows of the first file, unless `schema` gives them. A field that is
     missing in a row is null; fields of other names are left out. Files ending in .gz, .bz2 or .zst are unpacked. Lines
-    that cannot be decoded are as in `read_csv`.
+    that cannot be decoded, and files that were cut off, are as in `read_csv`.
 
     >>> import scalein as si, tempfile
     >>> with open(f"{tempfile.mkdtemp()}/people.json", "w") as file:
