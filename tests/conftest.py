@@ -125,7 +125,7 @@ def spark() -> Iterator[Any]:
     """local[2], four shuffle partitions, times in UTC. One for each test process: it takes some seconds to start."""
     from scalein.spark.errors import SparkFailed
     from scalein.spark.session import java_version, session
-    from tests.spark.cluster import SHORT_LIVED
+    from scalein.spark.standalone import SHORT_LIVED
 
     try:
         java_version()

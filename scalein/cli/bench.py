@@ -1,9 +1,10 @@
-"""scalein bench nexmark: time the queries of the Nexmark benchmark over generated events.
+"""scalein bench SUITE: measure this machine with the Nexmark benchmark, or the migration of state.
 
-Each query runs as `collect` over the events in memory, by default on one worker: first in a state in which its code is
-not compiled, then three times more, of which the best counts. `--jobs` runs it as a job too, from its first row to its
-last. With `--duckdb` the same query runs in DuckDB, on as many threads, and the rows are compared before anything is
-timed. Figures are rows of the streams that a query reads, in millions a second.
+`bench_migration.py` has `migration`. In `nexmark` each query runs as `collect` over the events in memory, by default
+on one worker: first in a state in which its code is not compiled, then three times more, of which the best counts.
+`--jobs` runs it as a job too, from its first row to its last. With `--duckdb` the same query runs in DuckDB, on as many
+threads, and the rows are compared before anything is timed. Figures are rows of the streams that a query reads, in
+millions a second.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import scalein as si
+from scalein.cli import bench_migration
 from scalein.connectors.sinks.simple import format_table
 from scalein.errors import BadArgument, InternalError, ScaleinError, guess
 from scalein.options import Options
@@ -27,7 +29,6 @@ from scalein.options import Options
 if TYPE_CHECKING:
     from scalein.nexmark import Query, Tables
 
-SUITES = ("nexmark",)
 ROUNDS = 3
 BATCH_ROWS = 1 << 16  # of a job's source
 
@@ -45,7 +46,14 @@ class Timing:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("suite", choices=SUITES, help="the benchmark to run")
+    suites = parser.add_subparsers(dest="suite", metavar="SUITE", required=True, title="suites")
+    for name, about, add in (
+            ("nexmark", "the queries of the Nexmark benchmark, over generated events", _add_nexmark_arguments),
+            ("migration", "a keyed counter that is rescaled under load", bench_migration.add_arguments)):
+        add(suites.add_parser(name, help=about, description=about[0].upper() + about[1:]))
+
+
+def _add_nexmark_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--events", type=int, default=1_000_000, help="events to generate (default: 1,000,000)")
     parser.add_argument("--workers", type=int, default=1, help="threads, of DuckDB too (default: 1)")
     parser.add_argument("--queries", metavar="NAMES", help="some of the queries, for example q0,q5 (default: all)")
@@ -56,6 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    return bench_migration.run(args) if args.suite == "migration" else _run_nexmark(args)
+
+
+def _run_nexmark(args: argparse.Namespace) -> int:
     from scalein import nexmark
 
     options = Options.make(workers=args.workers)

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
-from tests.spark.cluster import SHORT_LIVED
+from scalein.spark.standalone import SHORT_LIVED
 
 ROWS, FILES = 48_000, 12
 SLOW_S = 60.0  # for which a task waits for its speculative attempt

@@ -16,7 +16,7 @@ import pytest
 
 from scalein.spark.errors import SparkFailed
 from scalein.spark.session import java_version
-from tests.spark.cluster import PATIENCE_S, Cluster, kill, until
+from scalein.spark.standalone import PATIENCE_S, Cluster, kill, until
 from tests.spark.cluster_driver import write_events
 from tests.spark.pythons import python_without_this_tree
 

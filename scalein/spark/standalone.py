@@ -18,16 +18,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from scalein.spark.errors import SparkFailed
+
 PATIENCE_S = 240.0  # a machine may be busy
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a JVM that compiles less starts sooner
 ANYWHERE = ("--port", "0", "--webui-port", "0")
 
 
 def until(what: str, happened: Callable[[], object], seconds: float = PATIENCE_S) -> None:
-    """Wait for a condition; the AssertionError of a timeout names it."""
+    """Wait for a condition; the error of a timeout names it."""
     end = time.monotonic() + seconds
     while not happened():
-        assert time.monotonic() < end, f"waited {seconds:g} s for {what}"
+        if time.monotonic() > end:
+            raise SparkFailed(f"waited {seconds:g} s for {what}")
         time.sleep(0.05)
 
 
