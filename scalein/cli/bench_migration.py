@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,9 +42,6 @@ from scalein import col
 from scalein.api.flow import Flow
 from scalein.connectors.sinks.simple import format_table
 from scalein.errors import BadArgument, InternalError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 PARTS = ("local", "cluster", "job", "curves")
 MIGRATIONS = ("eager", "lazy", "hybrid")
@@ -96,6 +93,11 @@ class StreamRun:
     def steady_s(self) -> float:
         """The median of a batch before the first rescale."""
         return statistics.median(each.duration_s for each in self.batches if each.partitions == RESCALES[0])
+
+    def later_s(self) -> float:
+        """The median of a batch after the first rescale and before the next, without the first."""
+        return statistics.median(each.duration_s for each in self.batches[1:]
+                                 if each.partitions == RESCALES[1] and each is not self.firsts()[0])
 
     def pause_s(self) -> float:
         """The longest time without a batch from the first rescale on, beyond the median before it."""
@@ -278,7 +280,7 @@ def run_streams(where: str, load: Load, folder: Path) -> list[StreamRun]:
 
 
 @contextmanager
-def spark_session(where: str, folder: Path) -> Iterator[SparkSession]:
+def spark_session(where: str, folder: Path) -> Iterator[Any]:
     """A local session of two cores, or one on a standalone cluster of two workers of one core each."""
     import scalein.spark as sis
     from scalein.spark.session import session
@@ -307,7 +309,7 @@ def spark_session(where: str, folder: Path) -> Iterator[SparkSession]:
             spark.stop()
 
 
-def run_stream(spark: SparkSession, where: str, migration: str, load: Load, folder: Path) -> tuple[StreamRun, Load]:
+def run_stream(spark: Any, where: str, migration: str, load: Load, folder: Path) -> tuple[StreamRun, Load]:
     """Run it and give its batches, and the load with the pace, which the next stream then has too."""
     import scalein.spark as sis
 
@@ -636,13 +638,14 @@ def report(streams: Sequence[StreamRun], jobs: Sequence[JobRun], points: Sequenc
             "steady, ms": lambda run: round(run.steady_s() * 1e3),
             **{f"{before} to {after}": partial(_first_in_steady_batches, number=k)
                for k, (before, after) in enumerate(itertools.pairwise(RESCALES))},
+            "later, ms": lambda run: round(run.later_s() * 1e3),
             "moved then, MB": lambda run: round(run.firsts()[0].moved / 1e6, 2),
             "moved, MB": lambda run: round(sum(each.moved for each in run.batches) / 1e6, 2),
             "written, MB": lambda run: round(sum(each.written for each in run.batches) / 1e6, 1),
             "pause, ms": lambda run: round(run.pause_s() * 1e3),
             "worst latency, ms": lambda run: round(max(each.latency_s for each in run.batches) * 1e3)}))
-        found.append("2 to 4, 4 to 3: the first batch after the rescale, in steady batches; moved then: by that of the "
-                     "first rescale")
+        found.append("2 to 4, 4 to 3: the first batch after the rescale, in steady batches before it; later: those "
+                     "after the first rescale; moved then: by its first batch")
     if jobs:
         found.append(_table(jobs, {
             "job": lambda run: run.way,

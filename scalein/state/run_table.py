@@ -190,10 +190,15 @@ class _RunState:
         wanted.
         """
         self._is_merged = True
-        runs, migrating = self._migrating(new)
+        rows_of = dict[str, int]()  # by file: one from which a part has migrated is in several runs
+        for run in self._runs:
+            rows_of[run.file] = rows_of.get(run.file, 0) + _row_count(self._open(run))
+        files = list(rows_of)
+        merged_files = {files[k] for k in choose_to_merge([*rows_of.values()], new.num_rows)}
+        runs, migrating = self._migrating(new, merged_files)
         opened = [self._open(run) for run in runs]
         sizes = [_row_count(blocks) for blocks in opened]
-        chosen = choose_to_merge(sizes, new.num_rows) | migrating
+        chosen = {k for k, run in enumerate(runs) if run.file in merged_files} | migrating
         chosen |= {k for k, run in enumerate(runs) if self._is_half_expired(run)}
         touched: list[tuple[pa.RecordBatch, np.ndarray]] = []
         for k in chosen:
@@ -219,8 +224,9 @@ class _RunState:
         """
         return block
 
-    def _migrating(self, new: pa.RecordBatch) -> tuple[list[Run], set[int]]:
-        """The runs, and which of them are rewritten because other tasks have rows in their files too.
+    def _migrating(self, new: pa.RecordBatch, merged_files: set[str]) -> tuple[list[Run], set[int]]:
+        """The runs, and which of them are rewritten because other tasks have rows in their files too, and not because
+        they are merged.
 
         A run that migrates in steps is cut.
         """
@@ -232,7 +238,7 @@ class _RunState:
         found, migrating = list[Run](), set[int]()
         for run in self._runs:
             rest: list[Run] = []
-            if _row_count(self._open(run)) < run.rows:
+            if run.file not in merged_files and _row_count(self._open(run)) < run.rows:
                 run, rest = hottest_range(run, width, rows)
                 migrating.add(len(found))
             found += [run, *rest]

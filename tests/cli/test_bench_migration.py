@@ -100,7 +100,7 @@ def test_streams_are_reported_and_drawn(tmp_path: Path) -> None:
     heads = lines[0].split("  ")
     assert heads[0] == "Spark"
     eager, lazy = lines[2].split(), lines[3].split()
-    assert eager == ["local", "eager", "100", "100", "4.0", "4.0", "50.0", "100.0", "100.0", "300", "400"]
+    assert eager == ["local", "eager", "100", "100", "4.0", "4.0", "100", "50.0", "100.0", "100.0", "300", "400"]
     assert lazy[:6] == ["local", "lazy", "100", "100", "1.0", "1.0"]
     points = [CurvePoint("stateful", k, 1e6 * k, 0.001, 0.002) for k in (1, 2)]
     found = draw(tmp_path, streams, [], points)

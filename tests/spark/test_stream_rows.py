@@ -189,6 +189,21 @@ def test_state_migrates(migration: str, tmp_path: Path) -> None:
             assert not any(moved[8:])
 
 
+def test_merges_do_not_take_the_parts_of_a_run_that_migrates_in_steps(tmp_path: Path) -> None:
+    """Each part is small enough to be merged with the batch; the run is not."""
+    some = pa.table({"k": range(120), "x": [1] * 120}).cast(pa.schema([SCHEMA.field("k"), SCHEMA.field("x")]))
+    many = pa.table({"k": range(3000), "x": [2] * 3000}).cast(some.schema)
+    flow = si.flow(some.schema).group_by("k").agg(n=si.count())
+    coordinator = start_stream(flow, tmp_path, si.to_memory(), emit="changes", partitions=1, migration="hybrid")
+    run(coordinator, [[many]])
+    coordinator.partitions = 4
+    run(coordinator, [[some]], first=1)
+    left = sum(part.last - part.first for part in coordinator._runs if part.rows == 3000)
+    coordinator.close()
+    assert left == 256 - 4 * 8
+    assert_same(read_state(tmp_path), flow.collect(pa.concat_tables([many, some])))
+
+
 @pytest.mark.parametrize("emit", ["final", "changes"])
 @seeds
 def test_distinct_gives_each_row_once(emit: str, seed: int, tmp_path: Path) -> None:
