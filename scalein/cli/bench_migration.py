@@ -50,6 +50,7 @@ RESCALES = (2, 4, 3)  # partitions of a stream, workers of a job
 VALUES = 8  # columns, of which the counter keeps sum and maximum
 FILL_FILES, WARM_FILES = 4, 4  # before the pace begins: the state, and batches that compile
 NEW_SHARE = 0.1  # of a batch's rows have new keys
+FIRST_TIME_S = 1_700_000_000  # the time of the first file: each is a second after the one before
 PATIENCE_S = 300.0
 RING_ROWS = 1 << 20  # keys of a job's source, over and over
 JOB_BATCHES_PER_S = 100
@@ -368,7 +369,7 @@ class _Watch:
     def publish(self, number: int, arrived: float | None = None) -> None:
         """Move a file to where the stream finds it; a file that is late has arrived when it was due."""
         name = f"{number:06}.parquet"
-        os.utime(self._staged / name)
+        os.utime(self._staged / name, (FIRST_TIME_S + number,) * 2)  # Spark takes files in the order of their times
         self.arrived[number] = time.monotonic() if arrived is None else arrived
         os.rename(self._staged / name, self._arriving / name)
 

@@ -191,8 +191,8 @@ class _RunState:
         """
         self._is_merged = True
         rows_of = dict[str, int]()  # by file: one from which a part has migrated is in several runs
-        for run in self._runs:
-            rows_of[run.file] = rows_of.get(run.file, 0) + _row_count(self._open(run))
+        for part in self._runs:
+            rows_of[part.file] = rows_of.get(part.file, 0) + _row_count(self._open(part))
         files = list(rows_of)
         merged_files = {files[k] for k in choose_to_merge([*rows_of.values()], new.num_rows)}
         runs, migrating = self._migrating(new, merged_files)
@@ -204,8 +204,8 @@ class _RunState:
         for k in chosen:
             self._count(runs[k], opened[k], sizes[k])
         if new.num_rows or chosen:
-            parts = [[self._open_rows(block) for block in part]
-                     for part in ([new], *(opened[k] for k in sorted(chosen)))]
+            parts = [[self._open_rows(block) for block in rows]
+                     for rows in ([new], *(opened[k] for k in sorted(chosen)))]
 
             def blocks() -> Iterator[pa.RecordBatch]:
                 for each in merge_blocks(parts, self._group, self.merger):
