@@ -70,7 +70,7 @@ _OF_FLOWS = """
     text.at text.end text.chunk bad.error bad.text bad.size
     full full.group full.need full.segment owner.worker owner.workers time.least time.greatest
     out out.capacity out.count direct.arena direct.size direct.first_slice direct.slices direct.slice_stride
-    strays ring.open ring.limit ring.least ring.greatest window.first slide.back range.first range.last
+    strays free ring.open ring.limit ring.least ring.greatest window.first slide.back range.first range.last
     chain.next chain.longer owners pairs pairs.count spare log log.used
     part.heads part.free part.left part.taken part.log part.chunk_bytes
 """

@@ -233,6 +233,25 @@ class RingPreAggregationProgram:
         return self.ring.add([batch for batch in run.rows(self.node.input) if batch.num_rows], workers)
 
 
+class SessionTableProgram:
+    """A plan that ends in sessions, over the batches of many calls: see `session_table.py`."""
+
+    def __init__(self, node: WindowAggregate, partial: WindowAggregate, options: Options) -> None:
+        from scalein.exec.session_table import SessionTable
+
+        self.node = node
+        self._join_tables: JoinTables = {}
+        joins = _Run(options, join_tables=self._join_tables).joins(node.joins)
+        self.table = SessionTable(node, partial, joins, options)
+
+    def add(self, batches: Iterable[pa.RecordBatch], options: Options, row: int) -> int:
+        """Count rows in, which are numbered from `row` on as they reach the aggregation; returns the next number. After
+        an error, sessions are undefined.
+        """
+        run = _Run(options, batches, join_tables=self._join_tables)
+        return self.table.add(list(run.rows(self.node.input)), options.workers, row)
+
+
 class _Run:
     """One run of a plan. `given` are the batches of a source without data of its own, `inputs` the data of the plan's
     sources by number. `join_tables` are static tables, retained by the caller for the next run (all, or those of

@@ -48,7 +48,7 @@ class Emitter:
                  options: Options) -> None:
         self._node, self._downstream, self._joins, self.options = node, downstream, joins, options
         self._schema = node.schema.arrow
-        self._kernels: dict[tuple[int, bool], tuple[Table, Compiled, tuple[Named, ...]]] = {}
+        self._kernels: dict[tuple[int, bool, bool], tuple[Table, Compiled, tuple[Named, ...]]] = {}
 
     def over(self, node: WindowAggregate, options: Options) -> Emitter:
         """An emitter for the same groups, made of other columns, with the same downstream steps."""
@@ -69,16 +69,19 @@ class Emitter:
         is_plain = not table.has_lists and not any(key.coded for key in table.keys)
         return self._downstream is not None and not self._joins and is_plain
 
-    def kernel(self, table: Table, window_slices: int = 0, brief: bool = False) -> tuple[Compiled, tuple[Named, ...]]:
-        """The kernel over the table's records, and the columns it writes."""
-        known = self._kernels.get((window_slices, brief))
+    def kernel(self, table: Table, window_slices: int = 0, brief: bool = False,
+               picked: bool = False) -> tuple[Compiled, tuple[Named, ...]]:
+        """The kernel over the table's records, or over those that are picked, and the columns it writes."""
+        known = self._kernels.get((window_slices, brief, picked))
         if known is None or known[0] is not table:
-            known = self._kernels[window_slices, brief] = (table, *self._compiled(table, window_slices, brief))
+            found = self._compiled(table, window_slices, brief, picked)
+            known = self._kernels[window_slices, brief, picked] = (table, *found)
         return known[1:]
 
-    def _compiled(self, table: Table, window_slices: int, brief: bool) -> tuple[Compiled, tuple[Named, ...]]:
+    def _compiled(self, table: Table, window_slices: int, brief: bool,
+                  picked: bool) -> tuple[Compiled, tuple[Named, ...]]:
         sparse = bool(table.keys or table.window)
-        reader = FromTable(table, window_slices, sparse)
+        reader = FromTable(table, window_slices, sparse, picked=picked)
         if self.is_fused(table):
             assert self._downstream is not None
             steps, items = self._downstream.steps, self._downstream.items
@@ -111,6 +114,17 @@ class Emitter:
         for arrays in collect_chunks(compiled, frame, items, state.count):
             for part in _with_lists(arrays, table, lists) if lists else [arrays]:
                 yield self.batch(part, prepared, table)
+
+    def picked(self, prepared: Prepared, table: Table, state: State, numbers: np.ndarray) -> Iterator[pa.RecordBatch]:
+        """The groups of some records, by their numbers; for tables whose groups are in their records alone."""
+        compiled, items = self.kernel(table, picked=True)
+        frame = compiled.kernel.frame.new()
+        frame["source"] = state.first
+        frame.keep["source"] = state
+        frame.point("picked", np.ascontiguousarray(numbers, np.int64))
+        frame["row"], frame["end"] = 0, len(numbers)
+        for arrays in collect_chunks(compiled, frame, items, len(numbers)):
+            yield self.batch(arrays, prepared, table)
 
     def batch(self, arrays: list[pa.Array], prepared: Prepared | None, table: Table) -> pa.RecordBatch:
         """Columns as a batch of the aggregation's schema, or of the fused pipeline's."""

@@ -27,7 +27,7 @@ from scalein.compiler import compile_flow
 from scalein.dtypes import Schema
 from scalein.errors import ComputeError
 from scalein.exec.aggregate_operator import FOREVER, AggregateOperator, Finalizer, Partial, aggregate_node
-from scalein.exec.bounded import PreAggregationProgram, Program
+from scalein.exec.bounded import PreAggregationProgram, Program, SessionTableProgram
 from scalein.exec.changelog_aggregate import key_columns
 from scalein.exec.close_batches import MAX_SHARES, KeyShares, Part, most_bytes
 from scalein.exec.error_location import located
@@ -37,16 +37,19 @@ from scalein.exec.local_state import backend_of
 from scalein.exec.operator import Batches, Context, FragmentRunner, Morsel, SnapshotFuture
 from scalein.exec.running_aggregate import MAX_PARTITIONED_BYTES
 from scalein.exec.session_rows import SessionJoin, spans_of
+from scalein.exec.session_table import SessionTable
 from scalein.ir import ops
 from scalein.ir.exprs import Expr, columns
 from scalein.ir.partials import two_phase
 from scalein.ir.physical import Node, identity
 from scalein.ir.windows import Session
 from scalein.state.interfaces import WindowBuffer
+from scalein.state.row_buffer import BufferSegment
 from scalein.storage.checked_json import Json
 
 SMALL_ROWS = 1 << 16  # that wait: then looking for final sessions takes no time
 CLOSE_SHARE = 3  # else it takes at most 1/3 of the time
+TABLE_SHARE = 16  # and 1/16 where sessions are in resident tables
 _FIRST, _END = "window_start", "window_end"
 _SLICE = "#slice"
 
@@ -58,6 +61,7 @@ class _Sessions(AggregateOperator, ABC):
     _finish: Finalizer
     _by: tuple[Expr, ...]  # the keys of what waits
     _slices = _FIRST  # the column with the first time of what waits
+    _share = CLOSE_SHARE
     defers_results = True
 
     def _begin(self, fragment: Fragment, context: Context) -> None:
@@ -192,7 +196,7 @@ class _Sessions(AggregateOperator, ABC):
         mark = self._postponed
         if mark is None:
             return []
-        waits = time.monotonic() - self._closed_s < (CLOSE_SHARE - 1) * self._took_s
+        waits = time.monotonic() - self._closed_s < (self._share - 1) * self._took_s
         if waits and self._counted + sum(each.rows for each in self._log.segments) > SMALL_ROWS:
             return []
         return self._close(mark)
@@ -258,18 +262,29 @@ class _Sessions(AggregateOperator, ABC):
             self._count_from(state)
 
     def snapshot(self) -> SnapshotFuture:
-        wait, about = self._log.snapshot(), self._counting
+        wait, about = self._log.snapshot(self._not_buffered()), self._counting
         return lambda: {**wait(), **about}
+
+    def _not_buffered(self) -> list[BufferSegment]:
+        """What waits elsewhere than in the buffer."""
+        return []
 
     def retain(self, kept: list[Json]) -> None:
         self._log.retain(kept)
 
 
 class PartialSessions(_Sessions, Partial):
-    """Partial groups wait: each of some rows of a session."""
+    """Partial groups wait: each of some rows of a session. In a job without a memory limit they are the records of
+    resident tables (`session_table.py`), once rows have come whose times are a column of the source.
+    """
+
+    _table: SessionTableProgram | None = None
 
     def __init__(self, fragment: Fragment, context: Context, root: Node, state: Json) -> None:
         Partial.__init__(self, fragment, context, root)
+        if context.state is None and context.options.memory is None and context.columns is None:
+            self._table = SessionTableProgram(aggregate_node(root), self._two.partial, context.options)
+            self._share = TABLE_SHARE
         self._by = self._two.final.keys
         self._pre_aggregation = PreAggregationProgram(self._two.partial, complete=aggregate_node(root))
         self._combine = FragmentRunner(fragment.op, context, Program(self._two.combine), by_row=False)
@@ -280,13 +295,36 @@ class PartialSessions(_Sessions, Partial):
         self.restore(state)
 
     def _take(self, morsels: Iterable[Morsel]) -> None:
+        if self._table is not None:
+            self._take_into(self._table, [morsel.batch for morsel in morsels])
+            return
         for batch in self._counted_in(morsel.batch for morsel in morsels):
             self._add(batch)
         if self._pre_aggregation.partitioned_bytes > MAX_PARTITIONED_BYTES:
             self.flush()
 
+    def _take_into(self, sessions: SessionTableProgram, batches: Batches) -> None:
+        try:
+            self._row = sessions.add(batches, self._context.options, self._row)
+        except ComputeError as error:
+            raise located(error, self._fragment.op, sessions.node) from None
+        if self._log.segments and sessions.table.is_prepared:
+            with self._log.taken() as waiting:
+                for each in waiting:
+                    sessions.table.put(self._log.read(each))
+
+    @property
+    def _resident(self) -> SessionTable | None:
+        """The tables, if they have all sessions: else they have none, and all that waits is in the buffer."""
+        found = None if self._table is None else self._table.table
+        return None if found is None or not found.is_prepared or self._log.segments else found
+
+    @property
+    def state_bytes(self) -> int:
+        return super().state_bytes + (0 if self._resident is None else self._resident.bytes)
+
     def finish(self) -> Iterator[pa.RecordBatch]:
-        if self._log.segments:
+        if self._log.segments or self._resident is not None:
             yield from super().finish()
             return
         try:  # nothing waits elsewhere: results from the workers' tables
@@ -294,19 +332,54 @@ class PartialSessions(_Sessions, Partial):
         except ComputeError as error:
             raise located(error, self._fragment.op, self._pre_aggregation.node) from None
 
+    def _close_iter(self, watermark: int) -> Iterator[pa.RecordBatch]:
+        found = self._resident
+        if found is None or self._table is None:
+            yield from super()._close_iter(watermark)
+            return
+        self._postponed = None
+        if self._least_end >= watermark and watermark != FOREVER:
+            return
+        began = time.monotonic()
+        try:
+            closed = found.close(watermark)
+        except ComputeError as error:
+            raise located(error, self._fragment.op, self._table.node) from None
+        self._least_first, self._least_end, self._counted = closed.least_first, closed.least_end, found.count
+        yield from self._finish.downstream(closed.results)
+        self._closed_s = time.monotonic()
+        self._took_s = self._closed_s - began
+
     def _take_checked(self, rows: pa.RecordBatch) -> None:
-        for batch in self._of_checked([rows]):
+        partials = self._of_checked([rows])
+        if self._resident is not None:
+            self._resident.put(partials)
+            return
+        for batch in partials:
             self._add(batch)
 
     def flush(self) -> None:
+        if self._resident is not None:
+            return
         for batch in self._taken():
             self._add(batch)
         self._log.compact(self._combined)
+
+    def restore(self, state: Json) -> None:
+        if self._resident is not None:
+            self._resident.clear()
+        super().restore(state)
+
+    def _not_buffered(self) -> list[BufferSegment]:
+        found = ((batch, extent(batch.column(_FIRST))) for batch in self._resident.partials()) if self._resident else ()
+        return [BufferSegment(*within, batch.num_rows, batch) for batch, within in found if within]
 
     def _combined(self, waiting: list) -> Iterator[pa.RecordBatch]:  # type: ignore[type-arg]
         yield from self._combine.run([batch for each in waiting for batch in self._log.read(each)])
 
     def _open_spans(self) -> Batches:
+        if self._resident is not None:
+            return self._resident.partials()
         self.flush()
         return [batch for each in self._log.segments for batch in self._log.read(each)]
 

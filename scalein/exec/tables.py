@@ -54,6 +54,7 @@ class HashTable:
         self._arena = _arena()
         self.used = ARENA_START
         self.strays = 0  # sessions that are in no list
+        self.free = 0  # the address of a free record, from which a list of them begins
         # Address of the buckets, shift of the tag, mask of bucket numbers, free entries.
         self._groups = np.zeros((GROUPS, 4), np.int64)
         self._buckets = FIRST_BUCKETS
@@ -80,7 +81,7 @@ class HashTable:
         frame[f"{prefix}.used"] = self.used
         frame[f"{prefix}.heap"] = self._heap_at
         frame[f"{prefix}.heap_left"] = self._heap_left
-        frame["strays"] = self.strays
+        frame["strays"], frame["free"] = self.strays, self.free
         frame.keep[prefix] = self
         if self.side_state is not None:
             self.side_state.attach(frame)
@@ -88,7 +89,7 @@ class HashTable:
     def detach(self, frame: FrameData, prefix: str = "table") -> None:
         """Read back what the kernel has changed."""
         self.used = frame.get(f"{prefix}.used", self.used)
-        self.strays = frame.get("strays", self.strays)
+        self.strays, self.free = frame.get("strays", self.strays), frame.get("free", self.free)
         if f"{prefix}.heap" in frame:
             self._heap_at, self._heap_left = frame[f"{prefix}.heap"], frame[f"{prefix}.heap_left"]
         if self.side_state is not None:
@@ -125,7 +126,7 @@ class HashTable:
     def reuse_for_group(self, old: int, new: int) -> None:
         """Drop all records of the only key group in use, and give its buckets to another."""
         buckets = int(self._groups[old, 2]) + 1
-        self.used, self.strays = ARENA_START, 0
+        self.used, self.strays, self.free = ARENA_START, 0, 0
         self._reset_heap()
         ctypes.memset(int(self._groups[old, 0]), 0, buckets * BUCKET_WORDS * 8)
         self._groups[[old, new]] = self._groups[[new, old]]
@@ -135,7 +136,7 @@ class HashTable:
 
     def clear(self) -> None:
         """Drop all records; the index retains its size."""
-        self.used, self.strays = ARENA_START, 0
+        self.used, self.strays, self.free = ARENA_START, 0, 0
         self._reset_heap()
         buckets = self._groups[:, 2] + 1
         if len(self._index) > 1 or len(self._index[0]) > 2 * int(buckets.sum()) * BUCKET_WORDS * 8:
@@ -355,10 +356,13 @@ class MergeKernels:
 
     def in_sessions(self, state: State) -> State:
         """The same sessions, all of them in the lists of their keys; for other tables as they are."""
-        if not isinstance(state, HashTable) or not state.strays:
-            return state
+        return self.sessions_anew(state) if isinstance(state, HashTable) and state.strays else state
+
+    def sessions_anew(self, state: HashTable) -> HashTable:
+        """The same sessions in another table, in lists, without records that no row has reached."""
         layout = self.table.layout
         words = state.words(layout.size // 8)
+        words = words[words[:, layout.offset("acc0") // 8] > 0]
         order = np.argsort(words[:, layout.offset("first") // 8], kind="stable")
         found = HashTable(self.table, self._options)
         self.into(found, RecordCopies(self.table, words[order].view(np.uint8), self._options))

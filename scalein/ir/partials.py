@@ -249,6 +249,23 @@ def empty_value(acc: Acc, column: Output) -> pa.Scalar:
     return pa.scalar(0, arrow)
 
 
+def by_records(node: WindowAggregate) -> WindowAggregate:
+    """Partial groups into groups whose records have the layout of those of rows: both can be in one table."""
+    two = two_phase(node)
+    columns = iter(two.partial.table.outputs)
+    each = [[next(columns) for _ in _parts(acc) or ("",)] for acc in node.table.accs]
+    accs = tuple(_beside(acc, tuple(some)) for acc, some in zip(node.table.accs, each, strict=True))
+    return replace(two.combine, table=replace(two.combine.table, accs=accs, outputs=()))
+
+
+def _beside(acc: Acc, columns: tuple[Output, ...]) -> Acc:
+    if acc.kind not in (AccKind.ROWS, AccKind.VALID, AccKind.ISUM):
+        return _again(acc, columns)
+    (column,) = columns
+    arg = None if acc.arg is None else Lit(None, acc.dtype)
+    return Acc(acc.kind, arg, parts=(Col(column.name, column.dtype, column.nullable),))
+
+
 def _type(acc: Acc) -> DType:
     """The type of an accumulator's one column. Sums of integers are as wide as they are in a record."""
     match acc.kind:

@@ -32,6 +32,9 @@ def update(code: Code, number: int, acc: Acc, place: Place, row: Row, env: Env,
            ordinal: Callable[[], ir.Value]) -> None:
     """Count a live row in."""
     f, b, name = code.f, code.f.b, f"acc{number}"
+    if acc.parts and acc.kind in (AccKind.ROWS, AccKind.VALID, AccKind.ISUM):
+        _add_partial(code, acc, place(name), lower_expr(code, acc.parts[0], env, row))
+        return
     if acc.kind is AccKind.ROWS:
         _bump(f, place(name), const(1))
         return
@@ -108,6 +111,16 @@ def update(code: Code, number: int, acc: Acc, place: Place, row: Row, env: Env,
             pass
         case _:
             raise AssertionError(f"{acc.kind} is counted in by `sides`")
+
+
+def _add_partial(code: Code, acc: Acc, ptr: ir.Value, given: Value) -> None:
+    """Count a partial group in, of which a column has the number of rows or the sum."""
+    f, b = code.f, code.f.b
+    typ = sum_type(acc.dtype) if acc.kind is AccKind.ISUM else I64
+    value = given.number if given.number.type == typ else b.sext(given.number, typ)
+    if given.valid is not None:
+        value = b.select(given.valid, value, const(0, typ))
+    f.store(b.add(b.load(ptr, typ=typ, align=8), value), ptr, align=8)
 
 
 def _row_number(code: Code, acc: Acc, row: Row, env: Env,

@@ -5,7 +5,8 @@ copied to the end of the arena, and its record begins anew; so the records that 
 closed sessions of a key are a list, from late to early (`previous`, an address in the arena). A row before the open
 session is put into the list, at most `MAX_STEPS` along it. One that is farther back becomes a record outside of any
 list, counted in slot `strays`: the table is then merged into a new one in the order of time (`exec/tables.py`), where
-none is before another. A session that grows absorbs those that it reaches; their records stay, without rows.
+none is before another. A session that grows absorbs those that it reaches; their records become free: a list of them,
+by `previous` too, from slot `free` on, to which `exec/session_table.py` adds those that were emitted.
 
 All comparisons are of sums with the gap: the end of every session fits the type of time.
 """
@@ -79,13 +80,19 @@ class Sessions:
         return found.get()
 
     def _new(self, like: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """A copy of a record at the end of the arena, and its address there."""
+        """A copy of a record, in place of a free one or at the end of the arena, and its address."""
         f, size = self._code.f, self._table.layout.size
-        used = f.get_slot(f"{self._index.prefix}.used")
-        record = f.byte_at(self._index.slot("arena"), used)
+        used, free = f.get_slot(f"{self._index.prefix}.used"), f.get_slot("free")
+        is_free = f.b.icmp_unsigned("!=", free, const(0))
+        place = f.b.select(is_free, free, used)
+        record = f.byte_at(self._index.slot("arena"), place)
+        with f.when_else(is_free) as (again, anew):
+            with again:
+                f.set_slot("free", self._get(record, "previous"))
+            with anew:
+                f.set_slot(f"{self._index.prefix}.used", f.b.add(used, const(size)))
         f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [record, like, const(size), const(0, I1)])
-        f.set_slot(f"{self._index.prefix}.used", f.b.add(used, const(size)))
-        return record, used
+        return record, place
 
     def _clear(self, record: ir.Value) -> None:
         """No row has reached it."""
@@ -118,6 +125,8 @@ class Sessions:
             self._set(record, "previous", self._get(other, "previous"))
             self._merge(record, other)
             self._set(other, "acc0", const(0))
+            self._set(other, "previous", f.get_slot("free"))
+            f.set_slot("free", address)
 
     def _find_before(self, opened: ir.Value, first: ir.Value, last: ir.Value, found: Var) -> None:
         """The session of an interval before the open one."""
