@@ -18,7 +18,7 @@ from scalein.dtypes import I32, I64
 from scalein.errors import ScaleinError
 from scalein.exec.finalize import ListValues, finalize
 from scalein.exec.pipeline import run_pipeline
-from scalein.exec.tables import OneRecord
+from scalein.exec.tables import OneRecord, RecordCopies
 from scalein.ir.exprs import Col, Named
 from scalein.ir.internal_names import internal
 from scalein.ir.physical import Pipeline, WindowAggregate, identity
@@ -115,7 +115,8 @@ class Emitter:
             for part in _with_lists(arrays, table, lists) if lists else [arrays]:
                 yield self.batch(part, prepared, table)
 
-    def picked(self, prepared: Prepared, table: Table, state: State, numbers: np.ndarray) -> Iterator[pa.RecordBatch]:
+    def picked(self, prepared: Prepared, table: Table, state: State | RecordCopies,
+               numbers: np.ndarray) -> Iterator[pa.RecordBatch]:
         """The groups of some records, by their numbers; for tables whose groups are in their records alone."""
         compiled, items = self.kernel(table, picked=True)
         frame = compiled.kernel.frame.new()

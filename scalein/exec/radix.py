@@ -12,11 +12,11 @@ Under a memory limit aggregations spill here: rows beyond `PARTITION_SHARE` of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,7 @@ from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
 from scalein.ir.stages import Group, GroupMode, Partition, Stage
 from scalein.ir.tables import Table
 from scalein.kernels.call import call, kernel
-from scalein.kernels.output import Collector
+from scalein.kernels.output import CHUNK_ROWS, Collector
 from scalein.kernels.prepare import Prepared, table_args, table_exprs
 from scalein.kernels.specialise import Specialiser
 from scalein.kernels.workers import run_parallel, run_workers
@@ -41,6 +41,7 @@ from scalein.memory import address, allocate
 if TYPE_CHECKING:
     from scalein.exec.aggregate import AggregateWorker, HashAggregate
 
+Aggregator = TypeVar("Aggregator", bound="GroupAggregator")
 SAMPLE_ROWS = 1 << 18
 MANY_SHARE = 3 / 8  # groups per row of the sample, from which partitioning pays
 SAMPLE_SHARE = 16  # of a memory limit, a sample has at most 1/16
@@ -94,7 +95,7 @@ def has_many_groups(worker: AggregateWorker, sample: list[Morsel], memory: int |
 
 def run_radix(run: HashAggregate, morsels: Iterator[Morsel]) -> Iterator[pa.RecordBatch]:
     """Partition all rows, then aggregate and emit each key group."""
-    plan = _RadixPlan(run)
+    plan = RadixPlan(run)
     try:
         yield from _run_plan(run, plan, morsels)
     finally:
@@ -103,7 +104,7 @@ def run_radix(run: HashAggregate, morsels: Iterator[Morsel]) -> Iterator[pa.Reco
             plan.spill.close()
 
 
-def _run_plan(run: HashAggregate, plan: _RadixPlan, morsels: Iterator[Morsel]) -> Iterator[pa.RecordBatch]:
+def _run_plan(run: HashAggregate, plan: RadixPlan, morsels: Iterator[Morsel]) -> Iterator[pa.RecordBatch]:
     partitioners = [_Partitioner(plan) for _ in range(run.options.workers)]
     run_workers(partitioners, morsels, schedule().assign)
     yield from _groups(run, plan, partitioners, run.options.workers)
@@ -113,7 +114,7 @@ class RadixPartitions:
     """Rows of many calls, partitioned by key group, until their groups are drained."""
 
     def __init__(self, run: HashAggregate) -> None:
-        self._run, self._plan = run, _RadixPlan(run)
+        self._run, self._plan = run, RadixPlan(run)
         self._partitioners: list[_Partitioner] = []
 
     @staticmethod
@@ -135,13 +136,25 @@ class RadixPartitions:
         """All groups, key group by key group."""
         return _groups(self._run, self._plan, self._partitioners, workers)
 
+    def aggregator(self, kind: Callable[[RadixPlan, Compiled, list[_Partitioner], int], Aggregator]) -> Aggregator:
+        """A worker that aggregates key groups, for a caller that runs it itself."""
+        return kind(self._plan, self._plan.update_kernel(), self._partitioners, CHUNK_ROWS)
 
-def _groups(run: HashAggregate, plan: _RadixPlan, partitioners: list[_Partitioner],
+    def rows(self, group: int) -> int:
+        return sum(each.rows(group) for each in self._partitioners)
+
+    def clear(self) -> None:
+        """Forget all rows; their memory is used again."""
+        for each in self._partitioners:
+            each.clear()
+
+
+def _groups(run: HashAggregate, plan: RadixPlan, partitioners: list[_Partitioner],
             workers: int) -> Iterator[pa.RecordBatch]:
     rows = [sum(p.rows(group) for p in partitioners) for group in range(GROUPS)]
     order = sorted((g for g in range(GROUPS) if rows[g]), key=lambda g: -rows[g])
     update = plan.update_kernel()
-    aggregators = [_GroupAggregator(plan, update, partitioners, sum(rows)) for _ in range(workers)]
+    aggregators = [GroupAggregator(plan, update, partitioners, sum(rows)) for _ in range(workers)]
     # A key group with a large share of all rows, because of a heavy key, is aggregated by all workers.
     heavy = [g for g in order if len(aggregators) > 1 and rows[g] * len(aggregators) * HEAVY_SHARE > sum(rows)]
     for group in heavy:
@@ -155,13 +168,13 @@ def _groups(run: HashAggregate, plan: _RadixPlan, partitioners: list[_Partitione
     yield from _emitted(run, aggregators, is_last=True)
 
 
-def _emitted(run: HashAggregate, aggregators: list[_GroupAggregator], is_last: bool) -> Iterator[pa.RecordBatch]:
+def _emitted(run: HashAggregate, aggregators: list[GroupAggregator], is_last: bool) -> Iterator[pa.RecordBatch]:
     for aggregator in aggregators:
         for arrays in aggregator.finish() if is_last else aggregator.full():
             yield from run.emitter.after(iter([run.emitter.batch(arrays, run.prepared, run.table)]), run.table)
 
 
-def _aggregate_heavy(run: HashAggregate, aggregators: list[_GroupAggregator], group: int,
+def _aggregate_heavy(run: HashAggregate, aggregators: list[GroupAggregator], group: int,
                      pieces: list[tuple[int, int]]) -> None:
     """Aggregate a key group in parts, merge the parts, emit it."""
     jobs = [partial(f.aggregate, group, pieces[k :: len(aggregators)]) for k, f in enumerate(aggregators)]
@@ -172,7 +185,7 @@ def _aggregate_heavy(run: HashAggregate, aggregators: list[_GroupAggregator], gr
     aggregators[0].emit()
 
 
-class _RadixPlan:
+class RadixPlan:
     """The partitioning stage, and the table over partition rows that follows it."""
 
     def __init__(self, run: HashAggregate) -> None:
@@ -250,7 +263,7 @@ def _plain(expr: Expr) -> Expr:
 class _Partitioner:
     """A worker's 256 chunk streams."""
 
-    def __init__(self, plan: _RadixPlan) -> None:
+    def __init__(self, plan: RadixPlan) -> None:
         self._plan = plan
         self._heads = np.zeros((GROUPS, 2), np.int64)
         self._slabs: list[np.ndarray] = []
@@ -326,6 +339,14 @@ class _Partitioner:
         self._log[: len(rest)] = rest
         self._taken = len(rest) // 2
 
+    def clear(self) -> None:
+        """Forget all rows; the chunks are free."""
+        size = self._chunk_bytes
+        free = [address(slab) + np.arange(SLAB_CHUNKS, dtype=np.int64)[::-1] * size for slab in self._slabs]
+        self._free = np.concatenate([self._free[:0], *free[::-1]])
+        self._left, self._taken = len(self._free), 0
+        self._heads[:] = 0
+
     @property
     def bytes(self) -> int:
         return sum(map(len, self._slabs))
@@ -364,10 +385,10 @@ class _Partitioner:
         return [*((chunk, rows) for chunk in chunks[:-1].tolist()), (last, left)]
 
 
-class _GroupAggregator:
+class GroupAggregator:
     """A worker that aggregates and emits whole key groups."""
 
-    def __init__(self, plan: _RadixPlan, update: Compiled, partitioners: list[_Partitioner], rows: int) -> None:
+    def __init__(self, plan: RadixPlan, update: Compiled, partitioners: list[_Partitioner], rows: int) -> None:
         self._run, self._update, self._partitioners = plan.run, update, partitioners
         self.table = HashTable(plan.run.table, plan.run.options)
         self._frame = update.kernel.frame.new()
@@ -382,11 +403,15 @@ class _GroupAggregator:
             partitioner.release(group)
         self.emit()
 
+    def begin(self, group: int) -> None:
+        """Give the table to another key group."""
+        self.table.reuse_for_group(self._group, group)  # so that the index grows once, not once per group
+        self._group = group
+
     def aggregate(self, group: int, given: list[tuple[int, int]]) -> None:
         """Replace the key group in the table by the rows of another."""
+        self.begin(group)
         frame, table = self._frame, self.table
-        table.reuse_for_group(self._group, group)  # so that the index grows once, not once per group
-        self._group = group
         pieces = np.array(given, np.int64).reshape(-1, 2)
         frame.point("pieces", pieces)
         frame["piece"], frame["row"] = 0, 0

@@ -49,7 +49,7 @@ from scalein.storage.checked_json import Json
 
 SMALL_ROWS = 1 << 16  # that wait: then looking for final sessions takes no time
 CLOSE_SHARE = 3  # else it takes at most 1/3 of the time
-TABLE_SHARE = 16  # and 1/16 where sessions are in resident tables
+TABLE_SHARE = 16  # and 1/16 where sessions of few keys are in resident tables
 _FIRST, _END = "window_start", "window_end"
 _SLICE = "#slice"
 
@@ -61,7 +61,6 @@ class _Sessions(AggregateOperator, ABC):
     _finish: Finalizer
     _by: tuple[Expr, ...]  # the keys of what waits
     _slices = _FIRST  # the column with the first time of what waits
-    _share = CLOSE_SHARE
     defers_results = True
 
     def _begin(self, fragment: Fragment, context: Context) -> None:
@@ -176,6 +175,10 @@ class _Sessions(AggregateOperator, ABC):
 
     # --- time
 
+    def _share(self) -> int:
+        """Looking for final sessions takes at most this part of the time, where much waits."""
+        return CLOSE_SHARE
+
     @property
     def next_end(self) -> int | None:  # type: ignore[override]
         return None if self._least_end == FOREVER else self._least_end
@@ -196,7 +199,7 @@ class _Sessions(AggregateOperator, ABC):
         mark = self._postponed
         if mark is None:
             return []
-        waits = time.monotonic() - self._closed_s < (self._share - 1) * self._took_s
+        waits = time.monotonic() - self._closed_s < (self._share() - 1) * self._took_s
         if waits and self._counted + sum(each.rows for each in self._log.segments) > SMALL_ROWS:
             return []
         return self._close(mark)
@@ -284,7 +287,6 @@ class PartialSessions(_Sessions, Partial):
         Partial.__init__(self, fragment, context, root)
         if context.state is None and context.options.memory is None and context.columns is None:
             self._table = SessionTableProgram(aggregate_node(root), self._two.partial, context.options)
-            self._share = TABLE_SHARE
         self._by = self._two.final.keys
         self._pre_aggregation = PreAggregationProgram(self._two.partial, complete=aggregate_node(root))
         self._combine = FragmentRunner(fragment.op, context, Program(self._two.combine), by_row=False)
@@ -312,6 +314,9 @@ class PartialSessions(_Sessions, Partial):
             with self._log.taken() as waiting:
                 for each in waiting:
                     sessions.table.put(self._log.read(each))
+
+    def _share(self) -> int:
+        return CLOSE_SHARE if self._resident is None or self._resident.is_partitioned else TABLE_SHARE
 
     @property
     def _resident(self) -> SessionTable | None:

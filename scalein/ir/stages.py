@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 from scalein.dtypes import I64, DType
@@ -298,28 +299,28 @@ class Partition:
     items: tuple[Named, ...]
     ordinal: bool
 
-    @property
+    @cached_property
     def has_nulls(self) -> bool:
         return any(item.expr.nullable for item in self.items)
 
-    @property
+    @cached_property
     def offsets(self) -> tuple[int, ...]:
         sizes = [max(8, size_of(type_of(item.expr))) for item in self.items]
         return tuple(sum(sizes[:k]) for k in range(len(sizes)))
 
-    @property
+    @cached_property
     def null_offset(self) -> int:
         return self.offsets[-1] + max(8, size_of(type_of(self.items[-1].expr)))
 
-    @property
+    @cached_property
     def ordinal_offset(self) -> int:
         return self.null_offset + 8 * self.has_nulls
 
-    @property
+    @cached_property
     def stride(self) -> int:
         return self.ordinal_offset + 8 * self.ordinal
 
-    @property
+    @cached_property
     def reader(self) -> FromRows:
         """How the rows are read back."""
         reads = [Read(item.name, type_of(item.expr), "field", item.expr.nullable, offset=offset, null_bit=k)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
+from scalein.exec import session_table
 from tests.engines import examples
 from tests.jobs.streams import Course, cut, ran
 from tests.oracle import streams
@@ -22,7 +23,9 @@ from tests.oracle.streams import Batch, End
 from tests.same import assert_same
 
 GAPS = [1, 4, 15]
-MADE: dict[str, Any] = {"small": {"n": si.count(), "s": col("v").sum(), "m": col("v").max(), "d": col("v").var()},
+MADE: dict[str, Any] = {"small": {"n": si.count(), "s": col("v").sum(), "m": col("v").max(), "d": col("v").var(),
+                                  "f": (col("v") / 2).mean(), "c": si.corr(col("v"), col("t")), "e": col("v").first(),
+                                  "a": col("v").arg_max(col("t")), "x": col("o").sum(), "y": col("o").count()},
                         "large": {"n": si.count(), "all": col("v").collect(), "u": col("v").n_unique(),
                                   "word": col("w").min()}}  # fmt: skip
 
@@ -47,18 +50,26 @@ def test_rows_that_are_behind(made: str, data: st.DataObject) -> None:
     delay, gap = data.draw(st.sampled_from([0, 3, 25])), data.draw(st.sampled_from(GAPS))
     latest = np.cumsum(rng.integers(0, 4, count))
     times = pa.array(latest + rng.integers(-far, far + 1, count), pa.int64(), mask=rng.random(count) < 0.05)
-    table = pa.table({"k": pa.array(rng.integers(0, 3, count), mask=rng.random(count) < 0.1), "t": times,
-                      "v": rng.integers(0, 9, count), "w": pa.array(rng.integers(0, 99, count)).cast(pa.string())})
+    keys, some = (pa.array(rng.integers(0, high, count), mask=rng.random(count) < 0.1) for high in (3, 9))
+    of_text = data.draw(st.sampled_from([None, None, pa.string(), pa.dictionary(pa.int32(), pa.string())]))
+    keys = keys if of_text is None else keys.cast(pa.string()).cast(of_text)
+    table = pa.table({"k": keys, "t": times, "v": rng.integers(0, 9, count), "o": some,
+                      "w": pa.array(rng.integers(0, 99, count)).cast(pa.string())})
     course = Course([data.draw(st.integers(1, 9)), data.draw(st.integers(1, 30))], workers=data.draw(st.integers(1, 3)),
                     checkpoint=data.draw(st.booleans()), memory=data.draw(st.sampled_from([None, None, "1MB"])),
                     stops=data.draw(st.lists(st.integers(0, 8), max_size=2)))
-    kind = data.draw(st.sampled_from(["plain", "no keys", "computed"]))
-    note(f"{course} {delay} {gap} {kind}")
+    kind = data.draw(st.sampled_from(["plain", "plain", "no keys", "computed"]))
+    many = data.draw(st.sampled_from([(1 << 17, 1 << 14), (2, 0), (4, 2)]))
+    idle = data.draw(st.sampled_from([0, 1 << 16]))
+    note(f"{course} {delay} {gap} {kind} {many} {idle}")
     late = si.to_memory()
     course.options["late"] = late
     flow = build(si.flow(table.schema), delay, gap, made, kind)
     trace = streams.run(flow, [*map(Batch, cut(table, course.sizes)), End()])
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(session_table, "MANY_RECORDS", many[0])  # rows are partitioned by key group, and not any more
+        patched.setattr(session_table, "FEW_RECORDS", many[1])
+        patched.setattr(session_table, "MIN_RECORDS", idle)
         got, job = ran(lambda source: build(source, delay, gap, made, kind), table, course, Path(folder))
     assert_same(got, trace.table(), ordered=False, tolerance=1e-9)
     if not course.checkpoint:  # a sink in memory has what came since the last start
