@@ -52,4 +52,5 @@ def bench_asof_join(race: Race, rows: int, workers: int) -> None:
 
     assert flow.collect(workers=workers)["n"].to_pylist() == in_duckdb()["n"].to_pylist()
     race(lambda: flow.collect(workers=workers), duckdb=in_duckdb, polars=in_polars, rounds=3,
-         goals={"duckdb": 2, "polars": 2}, row_count=2 * rows, size_bytes=left.nbytes + right.nbytes, bound="a probe and a search a row")
+         goals={"duckdb": 2, "polars": 2}, row_count=2 * rows, size_bytes=left.nbytes + right.nbytes,
+         bound="a probe and a search a row")

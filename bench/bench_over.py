@@ -27,4 +27,5 @@ def bench_frame_of_rows(race: Race, rows: int, workers: int, keys: int) -> None:
     want = in_duckdb().sort_by("t")["s"].to_numpy()
     np.testing.assert_allclose(flow.collect(workers=workers)["s"].to_numpy(), want)
     race(lambda: flow.collect(workers=workers), duckdb=in_duckdb, polars=lambda: frame.select(s=sums), rounds=3,
-         goals={"duckdb": 5, "polars": 5}, row_count=rows, size_bytes=table.nbytes, bound="two random rows of memory a row")
+         goals={"duckdb": 5, "polars": 5}, row_count=rows, size_bytes=table.nbytes,
+         bound="two random rows of memory a row")
