@@ -18,7 +18,7 @@ from scalein.errors import BadArgument
 OPTIONS = {"workers": int, "rate": float, "memory": str, "every": str, "batch_rows": int, "keys": int,
            "partitions": int, "executors": int, "cores": int, "read_by": str, "migration": str,
            "variability": float}  # fmt: skip
-FOR_PLANS = ("rate", "memory", "every", "batch_rows", "keys", "variability")
+FOR_PLANS = ("rate", "memory", "every", "batch_rows", "keys", "variability", "partitions", "cores", "read_by")
 ONLY_PLANS = {"p99": str, "most": int, "headroom": float}
 
 

@@ -16,7 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from math import exp, inf, isfinite, log2, sqrt
+from typing import Any
 
 from scalein.durations import seconds
 from scalein.errors import BadArgument, SourceLoc, here
@@ -59,6 +61,8 @@ LATENCY_FACTOR = 1.4  # either way, besides what the error of the greatest rate 
 READ_BY = "tasks", "spark"
 HEADROOM = 0.9  # the greatest utilization that is planned for
 FEW_ROWS = 5_000  # of a sample that says little
+PARTITIONS = [1 << power for power in range(9)]  # of a stream on Spark, that are tried
+MOST_CHOICES = 32
 MOST_WORKERS, MOST_ASKED = 64, 1_024
 GREATEST_FACTOR = 1_000.0  # on a rate, that a plan looks at
 GREATEST = 1e18  # of any number that is given
@@ -132,10 +136,16 @@ class Model(Scales):
             return self._predict_spark(config, self._spark_config(config, machine, *given, at), rate, machine)
         return self._predict(config, rate, machine)
 
-    def recommend(self, *, rate: float, p99: object = None, memory: str | int | None = None, every: object = None,
-                  batch_rows: int | None = None, keys: int | None = None, variability: float = 1.0, on: object = None,
+    def recommend(self, *, rate: float, p99: object = None, memory: object = None, every: object = None,
+                  batch_rows: object = None, keys: int | None = None, variability: float = 1.0, on: object = None,
+                  partitions: object = None, cores: int | None = None, read_by: str | None = None,
                   most: int = MOST_WORKERS, headroom: float = HEADROOM) -> Plan:
-        """The fewest workers, at most `most`, that hold a rate within a p99 latency, no more than `headroom` busy."""
+        """The fewest workers, at most `most`, that hold a rate within a p99 latency, no more than `headroom` busy.
+
+        `memory`, `every`, `batch_rows` and `partitions` may each be a list to choose from: of what holds with the
+        fewest workers, it is the one with the least memory, and then the least latency. With `partitions` (True: any
+        number), `cores` or `read_by` it is about a stream on Spark, and what is fewest are executors.
+        """
         at = here()
         _check(rate, "rate", at)
         _check(headroom, "headroom", at)
@@ -143,15 +153,31 @@ class Model(Scales):
         limit_s = inf if p99 is None else _duration(p99, "p99", at)
         if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= MOST_ASKED:
             raise BadArgument(f"most must be a number of workers from 1 to {MOST_ASKED}", at=at, found=repr(most))
+        is_spark = any(each is not None for each in (partitions, cores, read_by))
+        numbers = PARTITIONS if is_spark and partitions in (None, True) else partitions
+        choices = list(product(*(_choices(name, given, at) for name, given in (
+            ("memory", memory), ("every", every), ("batch_rows", batch_rows), ("partitions", numbers)))))
 
-        def of(count: int) -> Prediction:
-            return self._predict(self._config(count, memory, every, batch_rows, keys, variability, at), rate, machine)
+        def of(count: int, choice: tuple[Any, ...]) -> Prediction:
+            bytes_, every, rows, number = choice
+            config = self._config(1 if is_spark else count, bytes_, every, rows, keys, variability, at)
+            if not is_spark:
+                return self._predict(config, rate, machine)
+            return self._predict_spark(config, self._spark_config(config, machine, number, count, cores, read_by, None,
+                                                                  at), rate, machine)
 
         def holds(found: Prediction) -> bool:
             return found.utilization <= headroom and found.p99_s <= limit_s
 
-        found = next((each for count in range(1, most + 1) if holds(each := of(count))), None)
-        return self._plan(found is not None, found or of(most), limit_s, headroom, memory, machine, at)
+        def price(found: Prediction) -> tuple[float, float, float]:
+            given = found.config.get("memory")
+            return inf if given is None else float(str(given)), found.p99_s, -found.max_rate
+
+        for count in range(1, most + 1):
+            if holding := [each for choice in choices if holds(each := of(count, choice))]:
+                return self._plan(True, min(holding, key=price), limit_s, headroom, at)
+        best = max((of(most, choice) for choice in choices), key=lambda each: (-each.p99_s, each.max_rate))
+        return self._plan(False, best, limit_s, headroom, at)
 
     # --- configurations
 
@@ -460,15 +486,16 @@ class Model(Scales):
 
     # --- plans
 
-    def _plan(self, is_feasible: bool, found: Prediction, limit_s: float, headroom: float, memory: object,
-              machine: Calibration, at: SourceLoc) -> Plan:
+    def _plan(self, is_feasible: bool, found: Prediction, limit_s: float, headroom: float, at: SourceLoc) -> Plan:
         limits = {"workers": found.max_rate / found.rate if found.rate else inf}
         if isfinite(limit_s):
             limits["latency"] = _greatest_factor(found, limit_s)
         notes = list(found.notes)
-        if found.on_disk_bytes:
+        if "partitions" in found.config:
+            pass  # state is in files anyway
+        elif found.on_disk_bytes:
             notes.append(f"{format_bytes(found.on_disk_bytes)} of the state are on disk: memory has no room for them")
-        elif found.config["memory"] is not None and (leaves := _leaves_memory(found)) is not None:
+        elif found.config.get("memory") is not None and (leaves := _leaves_memory(found)) is not None:
             limits["memory"] = leaves
         first = min(limits, key=limits.__getitem__)
         margin = limits[first]
@@ -499,6 +526,15 @@ def _greatest_factor(found: Prediction, limit_s: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if again(found.max_rate * middle).p99_s <= limit_s else (low, middle)
     return low * found.max_rate / found.rate
+
+
+def _choices(name: str, given: object, at: SourceLoc) -> list[Any]:
+    """What may be chosen of an argument that is a value, or a list of them."""
+    if not isinstance(given, list | tuple | range):
+        return [given]
+    if not 0 < len(given) <= MOST_CHOICES:
+        raise BadArgument(f"{name} has 1 to {MOST_CHOICES} values to choose from", at=at, found=str(len(given)))
+    return list(given)
 
 
 def _greatest(holds: Callable[[float], bool], about: float) -> float:

@@ -39,7 +39,7 @@ from scalein.ir.stages import DedupStep, Process, Stage
 from scalein.jobs.driver import LONG_ROUND_S
 from scalein.jobs.job_graph import JobGraph, OutputSpec
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.source_readers import SourceReaders
+from scalein.jobs.source_readers import Reader, SourcePosition, SourceReaders
 from scalein.kernels.kernel_metrics import Profile, profiling
 from scalein.model.calibration import calibration_of
 from scalein.model.costs import Costs, Round, StageShare, fit
@@ -49,6 +49,7 @@ from scalein.options import Options
 
 MAX_SAMPLE_ROWS = 1 << 21
 LONG_ROUND_ROWS = 1 << 21  # of the longest rounds that are measured
+READ_BATCHES = 500  # that are handed over by a source's thread, to measure that
 MAX_COPIES = 48  # of a sample
 SAMPLE_S = 3.0  # for which a source without an end is read, where it has fewer rows
 SMALL_SAMPLE_ROWS = 1 << 14  # a smaller one is repeated first: of a few rows, no cost can be measured
@@ -214,9 +215,31 @@ def measure(op: ops.Op, emit: str, at: SourceLoc) -> Costs:
     scv = float(np.var(times) / np.mean(times) ** 2) if len(times) > 2 else 0.1
     common = {"variability": min(scv, 4.0), "rows": given, "bytes": moved, "rows_out": whole.rows_out / taken,
               "stages": whole.stages, "states": tuple(states_of(whole_op, given)), "emits_late": emit == "final"}
-    found = _fitted(longs)
+    found, alone = _fitted(longs), _fitted(singles)
+    reading_s = max(_reading_s(tables[edge.source.name], _read_columns(edge, tables[edge.source.name]))
+                    for edge in edges)
     return replace(found, **common, spread=max(found.spread, FEW_SPREAD if given < FEW_ROWS else 0.0),
-                   alone=_fitted(singles))
+                   batch_s=found.batch_s + reading_s, alone=replace(alone, batch_s=alone.batch_s + reading_s))
+
+
+def _reading_s(table: pa.Table, columns: list[str]) -> float:
+    """Seconds of a batch in the thread that hands over what a source gives: Python, so nothing else is prepared then.
+    """
+    few = table.slice(0, READ_BATCHES * 100).to_batches(max_chunksize=100)
+    batches, took = few * -(-READ_BATCHES // len(few)), list[float]()
+
+    def given() -> Iterator[pa.RecordBatch]:
+        started = time.thread_time()
+        yield from batches
+        took.append((time.thread_time() - started) / len(batches))
+
+    for _ in range(3):
+        reader = Reader("sample", Batches(table.schema, NOWHERE, open=given), columns, SourcePosition())
+        readers = SourceReaders([reader], None)
+        while not readers.has_ended:
+            readers.take(1 << 16, 1.0)
+        readers.close()
+    return min(took)
 
 
 def _fitted(measured: list[list[_Pass]]) -> Costs:
@@ -258,16 +281,18 @@ def _run(op: ops.Op, batch_rows: int, per_round: int, emit: str, at: SourceLoc) 
                 if not deliveries:
                     break
                 found.rows_out += sum(result.batch.num_rows for result in graph.run(deliveries))
+                rows = [each.batch.num_rows for each in deliveries]  # as the driver does for each of its rounds
+                metrics.latency.add([time.monotonic() - each.arrival_s for each in deliveries], rows)
                 whole_s = kernels.cpu_s() - started
                 kernels_s, end_s = kernels.seconds - kernels_s, graph.end_s - end_s
-                rows = sum(each.batch.num_rows for each in deliveries)
-                calls = len(deliveries) if batch_rows >= SMALL_ROWS else -(-rows // COALESCED_ROWS)
-                found.rounds.append(Round(1, len(deliveries), calls, rows, max(0.0, whole_s - end_s - kernels_s),
+                taken = sum(rows)
+                calls = len(deliveries) if batch_rows >= SMALL_ROWS else -(-taken // COALESCED_ROWS)
+                found.rounds.append(Round(1, len(deliveries), calls, taken, max(0.0, whole_s - end_s - kernels_s),
                                           max(0.0, end_s), kernels_s))
                 if len(found.rounds) == 1:
                     graph.flush()  # as the first checkpoint does: where groups are many, rows go into the store then
-            rows = sum(each.rows for each in found.rounds)
-            found.stages = tuple(StageShare(estimate(each.stage), each.rows / rows, each.seconds / rows,
+            taken = sum(each.rows for each in found.rounds)
+            found.stages = tuple(StageShare(estimate(each.stage), each.rows / taken, each.seconds / taken,
                                             _is_serial(each.stage))
                                  for each in kernels.kernels.values() if each.rows)
             found.rows_out += sum(result.batch.num_rows for result in graph.finish())
@@ -302,10 +327,13 @@ def _with_tables(op: ops.Op, new: Callable[[ops.Source, pa.Table], pa.Table]) ->
     return rewrite(op, rule)
 
 
+def _read_columns(edge: SourceEdge, table: pa.Table) -> list[str]:
+    """The columns of a table that are read."""
+    return sorted({name for first in edge.firsts for name in first.before.schema.names} & set(table.column_names))
+
+
 def _read_bytes(edge: SourceEdge, table: pa.Table) -> float:
-    """Bytes of the columns of a table that are read."""
-    used = {name for first in edge.firsts for name in first.before.schema.names} & set(table.column_names)
-    return float(table.select(sorted(used)).nbytes)
+    return float(table.select(_read_columns(edge, table)).nbytes)
 
 
 def _times(edges: list[SourceEdge]) -> dict[str, str]:

@@ -22,7 +22,7 @@ MAX_BODY_BYTES = 1 << 20
 WAIT_S = 10.0  # for the rest of a request
 _SAME = {"rate", "memory", "every", "batch_rows", "keys", "variability", "on"}
 ARGUMENTS = {"/predict": _SAME | {"workers", "partitions", "executors", "cores", "read_by", "migration"},
-             "/recommend": _SAME | {"p99", "most", "headroom"}}
+             "/recommend": _SAME | {"p99", "most", "headroom", "partitions", "cores", "read_by"}}
 
 
 class Answer(NamedTuple):

@@ -145,6 +145,32 @@ def test_a_recommendation_says_what_breaks_first() -> None:
     assert any("cores" in note for note in one.recommend(rate=one.predict(workers=5).max_rate * 0.85).notes)
 
 
+def test_a_plan_chooses_what_it_may() -> None:
+    """By trying all of it: the fewest workers, then the least memory, then the least latency."""
+    keyed, memories, rows = model(MANY), ["50MB", "1GB", "4GB"], [1_000, 16_384, 1 << 18]
+    rate = 0.8 * keyed.predict(workers=1, keys=10**7, batch_rows=1 << 18).max_rate
+    found = keyed.recommend(rate=rate, p99="200ms", keys=10**7, memory=memories, batch_rows=rows)
+    tried = [keyed.recommend(rate=rate, p99="200ms", keys=10**7, memory=memory, batch_rows=count)
+             for memory in memories for count in rows]
+    fewest = min(each.workers for each in tried if each.feasible)
+    assert found.feasible
+    assert found.workers == fewest
+    assert (found.prediction.config["memory"], found.prediction.p99_s) == min(
+        (each.prediction.config["memory"], each.prediction.p99_s) for each in tried
+        if each.feasible and each.workers == fewest)
+    assert not keyed.recommend(rate=1e12, memory=memories, most=2).feasible
+    spark = on_spark(MANY)
+    stream = spark.recommend(rate=1e7, keys=10**7, p99="30s", every=["1s", "10s"], partitions=True, cores=4)
+    assert stream.feasible
+    assert stream.prediction.config["partitions"] in {1 << power for power in range(9)}
+    executors = int(str(stream.prediction.config["executors"]))
+    fewer = [spark.predict(rate=1e7, keys=10**7, every=every, partitions=1 << power, executors=executors - 1, cores=4)
+             for power in range(9) for every in ("1s", "10s")] if executors > 1 else []
+    assert all(each.utilization > 0.9 or each.p99_s > 30 for each in fewer)
+    with pytest.raises(ScaleinError, match="values to choose from"):
+        keyed.recommend(rate=1.0, memory=[])
+
+
 def test_a_plan_says_when_state_leaves_the_memory() -> None:
     """Where it grows with the rate; where it is on disk already, there is nothing to come."""
     rows = StateCost("over", Groups(1000, {1: 1000}), 100.0, 1.0, Span(1.0, seconds=10.0), keeps_rows=True)
@@ -273,13 +299,13 @@ def test_state_of_spark_streams_is_part_of_a_batch() -> None:
     touched = 1e5  # about: groups that a batch of a million keys changes; they are read and merged several times
     assert found[1].row_s["runs of state"] > 0
     assert found[1].checkpoint is not None
-    assert 64 * touched < found[1].checkpoint.bytes < 12 * 64 * touched
+    assert 64 * touched * 0.9 < found[1].checkpoint.bytes < 12 * 64 * touched
     assert found[1].on_disk_bytes == found[1].state_bytes == pytest.approx(64e6, rel=0.05)
     pauses = {how: keyed.predict(partitions=4, executors=1, cores=4, rate=1e5, keys=100_000_000,
                                  migration=how).rescale_pause_s for how in ("lazy", "hybrid", "eager")}
     assert pauses["lazy"] < 0.1
     assert pauses["eager"] == pytest.approx(8 * pauses["hybrid"], rel=0.05)
-    assert pauses["eager"] == pytest.approx(found[2].state_bytes / 64 * FIGURES.group_s / 4, rel=0.1)
+    assert pauses["eager"] == pytest.approx(found[2].state_bytes / 48 * FIGURES.group_s / 4, rel=0.1)  # of 48 bytes
 
 
 def test_a_heavy_key_has_one_owner_on_spark() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +80,16 @@ def test_times_at_the_end_of_their_type() -> None:
     table = pa.table({"t": pa.array(times, pa.int32()), "k": np.arange(6_000) % 10})
     q = si.flow(table.schema).with_watermark("t", 1).group_by("k", si.tumbling("t", 5)).agg(n=si.count())
     assert profile(q, table).predict().max_rate > 0
+
+
+def test_what_hands_over_batches_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of Python for each source takes turns with what prepares kernels."""
+    module = importlib.import_module("scalein.model.profile")  # the package has a function of this name
+    monkeypatch.setattr(module, "_reading_s", lambda table, columns: 1.0)
+    costs = profile(si.flow({"k": pa.int64()}).filter(col("k") > 1), {"k": list(range(5_000))}).costs
+    assert costs.batch_s >= 1.0
+    assert costs.alone is not None
+    assert costs.alone.batch_s >= 1.0
 
 
 @pytest.mark.parametrize("rows", [1, 3, 100])
