@@ -2,8 +2,8 @@
 
 One integer-like key over a small range gives a direct table; if every key has one row, the payload itself is laid out
 by key. All others have a hash index whose records hold the first row of their key; further rows are chained in the
-table's order. Rows with a null key match nothing and are left out. String columns are dictionary-encoded, so that
-grouping by one groups by codes.
+table's order. Rows with a null key match nothing and are left out. String columns whose values repeat are
+dictionary-encoded, so that grouping by one groups by codes.
 
 A table with a `time` is ordered by key and time, so that the rows of a key follow one another; a key leads to the first
 of them (`llvm_backend/probe.py`). Ties have the table's order.
@@ -41,6 +41,7 @@ from scalein.options import Options
 SPARSE_FACTOR = 4
 DIRECT_POSITIONS = 1 << 24
 DIRECT_ALWAYS = 1 << 12
+ENCODED_SAMPLE = 1 << 12  # rows of text that decide whether a dictionary is worth it; fewer always have one
 UNMATCHED_ROWS = 1 << 18  # of a batch
 
 
@@ -216,7 +217,7 @@ def _indexed(table: JoinBuild, parts: list[pa.RecordBatch], options: Options) ->
     if found is not None and times is not None:
         built = _build_ranges(keys[0], type_of(table.keys[0]), found, columns, tuple(payload))
     elif found is not None:
-        built = _build_direct(keys[0], type_of(table.keys[0]), found, columns, tuple(payload), table.is_outer)
+        built = _build_direct(keys[0], type_of(table.keys[0]), found, columns, tuple(payload), table)
     else:
         built = _build_hash(table.keys, keys, columns, tuple(payload), options)
     if times is not None:
@@ -243,11 +244,20 @@ def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def _encoded(array: pa.Array) -> pa.Array:
-    """Strings as dictionary codes; nulls stay in the codes."""
+    """Strings as dictionary codes if they repeat, else as they are; nulls stay in the codes."""
     raise_if_cancelled()
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-        array = array.cast(pa.string()).dictionary_encode()
+        array = array.cast(pa.string())
+        if _repeats(array):
+            array = array.dictionary_encode()
     return addressable(array)
+
+
+def _repeats(array: pa.Array) -> bool:
+    """Whether there are about twice as many rows as values, by some rows from all over the array."""
+    step = max(1, len(array) // ENCODED_SAMPLE)
+    sample = gathered(array, from_numpy(np.arange(0, len(array), step)))
+    return len(array) <= ENCODED_SAMPLE or 2 * len(sample.unique()) <= len(sample)
 
 
 def _payload_read(name: str, array: pa.Array, dtype: DType) -> Read:
@@ -283,16 +293,19 @@ def _integers(keys: pa.Array, dtype: DType) -> np.ndarray:
 
 
 def _build_direct(keys: pa.Array, dtype: DType, domain: tuple[int, int], columns: dict[str, pa.Array],
-                  payload: tuple[Read, ...], is_outer: bool) -> JoinTable:
+                  payload: tuple[Read, ...], table: JoinBuild) -> JoinTable:
     least, span = domain
     numbers = _integers(keys, dtype)
     # Unsigned of the same width: the distance of two int8 may be 255.
     places = (numbers - numbers.dtype.type(least)).view(f"u{numbers.itemsize}").astype(np.int64)
     rows = np.full(span, -1, np.int32)
+    if table.tests_presence:
+        rows[places] = 0
+        return JoinTable(True, True, False, payload, columns, least=least, span=span, rows=rows)
     order = np.arange(len(places), dtype=np.int32)
     rows[places[::-1]] = order[::-1]  # the first row of each key
     unique = np.count_nonzero(rows >= 0) == len(places)
-    if unique and span <= 2 * len(places) and not is_outer:
+    if unique and span <= 2 * len(places) and not table.is_outer:
         # The payload is laid out by key: a match is one load.
         where = from_numpy(np.maximum(rows, 0))
         spread = {name: _take(column, where) for name, column in columns.items()}
@@ -301,10 +314,19 @@ def _build_direct(keys: pa.Array, dtype: DType, domain: tuple[int, int], columns
         return JoinTable(True, True, is_dense, payload, spread, least=least, span=span, rows=present)
     chain = np.full(max(1, len(places)), -1, np.int32)
     if not unique:
-        by_key = np.argsort(places, kind="stable").astype(np.int32)
+        by_key = _by_place(places, span)
         same = places[by_key[1:]] == places[by_key[:-1]]
         chain[by_key[:-1][same]] = by_key[1:][same]
     return JoinTable(True, unique, False, payload, columns, least=least, span=span, rows=rows, chain=chain)
+
+
+def _by_place(places: np.ndarray, span: int) -> np.ndarray:
+    """The numbers of rows by their places; equal ones in their order. Words of both are what numpy sorts fastest."""
+    row_bits = len(places).bit_length()
+    assert span.bit_length() + row_bits <= 64  # a direct table is small, and rows are numbered in 31 bits
+    words = places.astype(np.uint64) << np.uint64(row_bits) | np.arange(len(places), dtype=np.uint64)
+    words.sort()
+    return (words & np.uint64((1 << row_bits) - 1)).astype(np.int32)
 
 
 def _build_ranges(keys: pa.Array, dtype: DType, domain: tuple[int, int], columns: dict[str, pa.Array],

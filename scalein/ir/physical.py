@@ -86,7 +86,8 @@ class Process:
 class JoinBuild:
     """A static table to probe: read whole, keyed by `keys`. If it `is_outer`, its rows are kept as they are as well.
 
-    Where there is a `time`, a column of 64-bit integers without nulls, the rows of a key are in the order of it.
+    Where there is a `time`, a column of 64-bit integers without nulls, the rows of a key are in the order of it. Of one
+    that only `tests_presence` (of semi and anti joins) any row of a key will do, and no others are found.
     """
 
     input: Node
@@ -94,6 +95,7 @@ class JoinBuild:
     columns: tuple[str, ...]
     is_outer: bool = False
     time: str = ""
+    tests_presence: bool = False
 
 
 @dataclass(frozen=True, slots=True)

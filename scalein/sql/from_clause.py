@@ -299,16 +299,17 @@ class FromClause:
         relations = [self._pushed(each, relations, k, pool) for k, each in enumerate(relations)]
         if len(relations) == 1:
             return relations[0]
+        reduced = list(relations)
         for k, each in implied:
-            relations[k] = self._reduced(relations[k], each)
+            reduced[k] = self._reduced(reduced[k], each)
         connected = {(a, b) for one, other, _ in edges for a, b in ((one, other), (other, one))}
         written = join_order.as_written(len(relations), lambda a, b: (a, b) in connected)
-        order = self._cheapest(relations, edges, pool)
-        if order is None or order.tree == written:
+        order = self._cheapest(reduced, edges, pool)
+        if order is None or (order.tree == written and reduced == relations):
             return self._in_tree(written, relations, pool)
         theirs = [*pool, *order.derived]
         found = self._in_tree(written, relations, pool)
-        return _reordered(found, self._in_tree(order.tree, relations, theirs, order.classes), order.estimate, self.at)
+        return _reordered(found, self._in_tree(order.tree, reduced, theirs, order.classes), order.estimate, self.at)
 
     def _in_tree(self, tree: join_order.Tree, relations: list[Relation], pool: list[exp.Expr],
                  classes: Mapping[int, int] | None = None) -> Relation:

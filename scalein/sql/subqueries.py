@@ -454,7 +454,7 @@ class _Subqueries:
         more, rest = self._links(inner, links)
         pairs = [*pairs, *more]
         if not rest:
-            return equi_join(self.relation, inner, pairs, how, self.at)
+            return self._presence(equi_join(self.relation, inner, pairs, how, self.at))
         compared = self._comparison(inner, rest[0]) if len(rest) == 1 else None
         if compared is not None:
             return self._by_extremes(inner, pairs, *compared, how)
@@ -476,6 +476,14 @@ class _Subqueries:
             used |= columns(condition)
             matched = filtered(matched, condition, self.at)
         return semi_by_rows(left, matched, sorted(used & set(left.op.schema.names)), how, self.at)
+
+    def _presence(self, found: Relation) -> Relation:
+        """A semi or anti join, at its cheapest place."""
+        from scalein.sql.cardinality import Cardinalities
+        from scalein.sql.semi_joins import placed
+
+        known = self.planner.cardinalities = self.planner.cardinalities or Cardinalities()
+        return found.over(placed(found.op, known))
 
     def _comparison(self, inner: Relation, node: exp.Expr) -> tuple[str, Pair] | None:
         """A link that compares a value of the subquery with one of this query: how, and this query's value first."""

@@ -8,6 +8,7 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.exec import join_build
 from tests.scale import assert_same_rows, by_duckdb, every_way, source_of
 
 
@@ -214,3 +215,42 @@ def test_tables_without_rows(key: pa.DataType, how: str) -> None:
     assert how != "left" or got["y"].null_count == 3
     nobody = si.from_arrow(left.slice(0, 0)).join(left, on="k", how=how)
     assert nobody.collect().num_rows == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("key", ["direct", "hash", "string"])
+def test_text_of_tables_that_does_not_repeat(key: str, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no dictionary; what follows the join reads, groups, sorts and finds it all the same."""
+    monkeypatch.setattr(join_build, "ENCODED_SAMPLE", 16)
+
+    def keys(numbers: np.ndarray) -> pa.Array:
+        return pa.array([f"key {n}" for n in numbers]) if key == "string" else pa.array(
+            numbers * (10**12 if key == "hash" else 1))
+
+    left = pa.table({"k": keys(_ints(3, 0, 700, 5_000)), "x": np.arange(5_000)})
+    numbers = np.concatenate([np.arange(600), np.arange(100)])
+    texts = [None if n % 13 == 0 else f"{'long ' * (n % 5)}text ü {n}" for n in range(700)]
+    right = pa.table({"k": keys(numbers), "y": np.arange(700), "s": texts, "few": [f"f{n % 3}" for n in range(700)]})
+    for how, sql in (("inner", "inner"), ("left", "left"), ("right", "right"), ("outer", "full")):
+        got = si.from_arrow(left).join(right, on="k", how=how).select("x", "y", "s", "few").collect(workers=workers)
+        want = by_duckdb(f"SELECT x, y, s, few FROM l {sql} JOIN r ON l.k = r.k", l=left, r=right)
+        assert_same_rows(got, want, ["x", "y"])
+    joined = si.from_arrow(left).join(right, on="k", how="left").filter(~col("s").str.ends_with("7"))
+    grouped = joined.group_by("s", "few").agg(n=si.count(), t=col("x").sum(), lo=col("s").min())
+    want = by_duckdb("""SELECT s, few, count(*) AS n, sum(x)::BIGINT AS t, min(s) AS lo FROM l LEFT JOIN r ON l.k = r.k
+        WHERE NOT s LIKE '%7' GROUP BY ALL""", l=left, r=right)
+    assert_same_rows(grouped.collect(workers=workers), want, ["s", "few"])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("key", ["direct", "sparse", "hash"])
+@pytest.mark.parametrize("how", ["semi", "anti"])
+def test_tables_that_test_presence_have_repeated_keys(how: str, key: str, workers: int) -> None:
+    factor = {"direct": 1, "sparse": 3, "hash": 10**12}[key]
+    left = pa.table({"k": pa.array(_ints(4, -50, 900, 20_000) * factor, mask=np.arange(20_000) % 11 == 0),
+                     "x": np.arange(20_000)})
+    right = pa.table({"k": pa.array(_ints(5, 0, 500, 3_000) * factor, mask=np.arange(3_000) % 7 == 0)})
+    got = si.from_arrow(left).join(right, on="k", how=how).collect(workers=workers)
+    is_in = "" if how == "semi" else "NOT "
+    want = by_duckdb(f"SELECT * FROM l WHERE {is_in}EXISTS (SELECT 1 FROM r WHERE r.k = l.k)", l=left, r=right)
+    assert_same_rows(got, want, ["x"])

@@ -164,7 +164,8 @@ class Join(Op):
         left, left_keys = p.hosts(p.node(self.left), self.left_keys or (_CONSTANT,))
         right, right_keys = p.columns(p.node(self.right), self.right_keys or (_CONSTANT,))
         number = p.join_number()
-        table = JoinBuild(right, tuple(right_keys), tuple(dict.fromkeys(column for _, column in self.keep)))
+        table = JoinBuild(right, tuple(right_keys), tuple(dict.fromkeys(column for _, column in self.keep)),
+                          tests_presence=self.how in ("semi", "anti"))
         probe = Probe(number, tuple(left_keys), "inner" if self.how == "cross" else self.how, self.keep)
         return Pipeline(left, (probe,), identity(self.schema), joins=((number, table),), name="join")
 
