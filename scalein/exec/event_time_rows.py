@@ -68,7 +68,8 @@ class EventTimeRows:
                 if end is not None and each.last >= end:
                     times = np.asarray(as_integers(batch.column(self._time)))
                     batch = filtered(batch, from_numpy(times < end))
-                parts.append(batch)
+                if batch.num_rows:  # a segment's bounds may be those of more rows than a task has
+                    parts.append(batch)
         self._rows.drop(max(each.last for each in due) + 1 if end is None else end)
         return in_time_order(parts, self._time) if parts else None
 

@@ -362,7 +362,7 @@ def check_bounded(edges: list[SourceEdge], is_bounded: bool, emit: str, at: Sour
                               "which rows of the table have no match", at=fragment.state.at, step="join",
                               hint='take how="left" or "inner", or read a bounded source')
         if isinstance(fragment.state, ops.Over):
-            _check_over(fragment.state, id(fragment) in timed)
+            check_over(fragment.state, id(fragment) in timed)
         if isinstance(fragment.state, ops.BufferedJoin):
             _check_join(fragment.state, id(fragment) in timed)
         is_final = emit == "final" or bool(fragment.consumers)
@@ -385,7 +385,7 @@ def _downstream(fragment: Fragment) -> list[Fragment]:
     return found
 
 
-def _check_over(op: ops.Over, is_timed: bool) -> None:
+def check_over(op: ops.Over, is_timed: bool) -> None:
     """Refuse values over other rows of which an endless stream never has the last one."""
     if op.kind and is_timed:
         return

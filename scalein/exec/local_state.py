@@ -52,7 +52,7 @@ class LocalState:
     def rows_by_key(self, schema: pa.Schema, keys: Sequence[str]) -> None:
         """There are none: rows are buffered in the order of time."""
 
-    def records(self, keys: pa.Schema, values: pa.Schema) -> StoreRecords:
+    def records(self, keys: pa.Schema, values: pa.Schema, placed_by: Sequence[str] | None = None) -> StoreRecords:
         return StoreRecords(self.context, keys, values)
 
     def buffer(self, schema: pa.Schema, keys: Sequence[str], slices: str, merger: GroupMerger | None,

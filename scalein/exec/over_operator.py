@@ -150,6 +150,9 @@ class _EventTimeOver(Stateless, ABC):
 
     # --- state
 
+    def restore(self, state: Json) -> None:
+        self._rows.restore(None if state is None else as_map(state).get(ROWS))
+
     @property
     def state_bytes(self) -> int:
         return self._rows.memory_bytes
@@ -190,8 +193,7 @@ class WindowedOver(_EventTimeOver):
         self._whole = self._runner_of(self._schema, self._calls())
         path = stream_path(fragment.before, fragment.input)
         self._window = next((op.window for op in path if isinstance(op, ops.AssignWindows)), None)
-        if state is not None:
-            self._rows.restore(as_map(state).get(ROWS))
+        self.restore(state)
 
     def promise(self, watermark: int) -> int | None:
         """Rows of open windows are to come, whatever their times in these."""
@@ -233,16 +235,18 @@ class _Remembering(_EventTimeOver):
         arrow = self._schema.arrow
         self._key_schema = pa.schema([*(arrow.field(name) for name in self._keys), pa.field(SLOT, pa.int64(), False)])
         self._values = self._value_schema()
-        self._records = backend_of(context).records(self._key_schema, self._values)
+        self._records = backend_of(context).records(self._key_schema, self._values, placed_by=self._keys)
         self._hints = backend_of(context).buffer(self._hint_schema(), self._keys, self._op.time, None, HINTS)
         of_keys = placeholder(Schema.from_arrow(pa.schema([arrow.field(name) for name in self._keys])))
         self._distinct = None
         if self._keys:
             self._distinct = FragmentRunner(ops.Distinct(of_keys, tuple(self._keys)), self._in_memory, by_row=False)
-        about = {} if state is None else as_map(state)
+        self.restore(state)
+
+    def restore(self, state: Json) -> None:
+        super().restore(state)
         self._records.restore(state)
-        self._rows.restore(about.get(ROWS))
-        self._hints.restore(about.get(HINTS))
+        self._hints.restore(None if state is None else as_map(state).get(HINTS))
 
     @abstractmethod
     def _value_schema(self) -> pa.Schema:

@@ -36,7 +36,7 @@ from scalein.kernels.bind import conformed
 from scalein.storage.checked_json import Json, as_int, as_map
 
 _TIME, _FIRST, _END = internal("time"), "window_start", "window_end"
-_ROWS, _HINTS, _PASSED = "rows", "hints", "passed"  # parts of a version
+_ROWS, _HINTS, PASSED = "rows", "hints", "passed"  # parts of a version
 _HINT_ROWS = 1 << 14  # of a segment of hints
 
 
@@ -63,10 +63,10 @@ class SessionChangelog(Partial):
         self._keys = own or [ONE]
         keys = pa.schema([arrow.field(name) for name in own] or [pa.field(ONE, pa.int8(), False)])
         values = pa.schema([field for field in arrow if field.name not in own])
-        self._records = backend_of(context).records(keys, values)
+        self._records = backend_of(context).records(keys, values, placed_by=own)
         self._stored_schema = pa.schema([*keys, *values])
         hints = pa.schema([*keys, pa.field(_END, pa.int64(), False)])
-        self._hints = backend_of(context).buffer(hints, self._keys, _END, None, _HINTS)
+        self._hints = backend_of(context).buffer(hints, own, _END, None, _HINTS)
         self._passed: int | None = None
         self.restore(state)
 
@@ -75,7 +75,7 @@ class SessionChangelog(Partial):
         self._records.restore(state)
         self._rows.restore(about.get(_ROWS))
         self._hints.restore(about.get(_HINTS))
-        self._passed = None if about.get(_PASSED) is None else as_int(about[_PASSED])
+        self._passed = None if about.get(PASSED) is None else as_int(about[PASSED])
 
     # --- rows
 
@@ -178,7 +178,7 @@ class SessionChangelog(Partial):
 
     def snapshot(self) -> SnapshotFuture:
         wait, rows, hints = self._records.snapshot(), self._rows.snapshot(), self._hints.snapshot()
-        about = {"by_row": False, _PASSED: self._passed}
+        about = {"by_row": False, PASSED: self._passed}
         return lambda: {**wait(), _ROWS: rows(), _HINTS: hints(), **about}
 
     def retain(self, kept: list[Json]) -> None:

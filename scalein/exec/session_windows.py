@@ -259,7 +259,7 @@ class _Sessions(AggregateOperator, ABC):
 
     def restore(self, state: Json) -> None:
         self._log.restore(state)
-        self._postponed = None
+        self._postponed, self._took_s = None, 0.0
         self._forget_bounds()
         if state is not None:
             self._count_from(state)

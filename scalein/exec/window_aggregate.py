@@ -70,7 +70,7 @@ def open_aggregate(fragment: Fragment, context: Context, state: Json, emit: str)
     assert isinstance(op, ops.Aggregate)
     if op.window is not None and op.window.is_session:
         if emit == "changes":
-            _check_session_changes(op, context.holds_rows)
+            check_session_changes(op, context.holds_rows)
             return SessionChangelog(fragment, context, root, state)
         return (BufferedSessions if context.holds_rows else PartialSessions)(fragment, context, root, state)
     if emit == "changes" and not fits(table):
@@ -99,7 +99,7 @@ def _refuse_changes(op: ops.Aggregate) -> NoReturn:
                       hint='give emit="final"')
 
 
-def _check_session_changes(op: ops.Aggregate, holds_rows: bool) -> None:
+def check_session_changes(op: ops.Aggregate, holds_rows: bool) -> None:
     """Changes of sessions follow event time, so what depends on the source's order would be another value; and each
     session is a record of a fixed size.
     """

@@ -8,8 +8,11 @@ A fragment (`exec/fragments.py`) is a chain of row-wise ops around at most one t
                                         that they read are shuffled, row by row
     top        map  ->  combine, final  the first rows of an order: those of each task are shuffled to one target
     process    map  ->  processed       the columns that the class reads, row by row; of a stream to an operator
-    over       map  ->  final           rows with their keys, to be computed over those with the same
+    over       map  ->  final           rows with their keys, to be computed over those with the same; of a stream to
+                                        an operator
     distinct   map  ->  an operator     of a stream: rows with keys that a task has not seen yet
+
+The sessions of a stream are shuffled as rows, since which of them are late is known only where the sessions are.
 
 Where there are nearly as many partial groups as rows, making them only costs time: `map` may then send rows instead for
 the rest of a task (the columns that the aggregation reads, `row_shuffle_schema`), and `final` accepts both.
@@ -83,6 +86,9 @@ def refuse_order(op: ops.Op) -> None:
                               hint="with_watermark(column, delay) before it: then rows come in the order of event time")
         case ops.Over() if not op.by:
             for call in op.calls:
+                if call.agg.fn == "row_number":
+                    raise BadArgument(f"the number of a row, also in a count window, {why}", at=op.at,
+                                      hint="give order_by=, or take a window of time")
                 instead = AGGREGATES[call.agg.fn].without_order if call.frame.is_whole else "order_by="
                 if instead:
                     raise BadArgument(f"{call.agg.fn} over other rows {why}", at=op.at, hint=f"use {instead}")
@@ -96,16 +102,14 @@ def refuse_order(op: ops.Op) -> None:
 class MapReduce:
     """The map and the reduce side of a fragment; `kind` is rowwise, partials, rows, top, distinct, process or over.
 
-    The rows of a stream have the order of arrival (`by_arrival`), those of a DataFrame have none.
+    The rows of a stream have the order of arrival (`by_arrival`), those of a DataFrame have none. With `keeps_all` the
+    rows of a process or of sessions are shuffled with all columns.
     """
 
-    def __init__(self, fragment: Fragment, by_arrival: bool = False) -> None:
+    def __init__(self, fragment: Fragment, by_arrival: bool = False, keeps_all: bool = False) -> None:
         state = fragment.state
-        self._by_arrival = by_arrival
-        if by_arrival and isinstance(state, ops.Over):
-            raise BadArgument("what is computed over other rows (over, top_k of groups, count windows, distinct within "
-                              "a time) does not run in a stream on Spark yet", at=state.at,
-                              hint="apply it to bounded data, or run it in a job")
+        self._by_arrival, self._keeps_all = by_arrival, keeps_all
+        self.holds_rows = False  # an aggregation needs the rows themselves
         if state is not None and not (by_arrival and isinstance(state, ops.Distinct)):
             refuse_order(state)
         if isinstance(state, ops.Over):
@@ -133,10 +137,12 @@ class MapReduce:
                 self.kind = "over"
             case ops.Aggregate():
                 table = aggregate_node(self._root).table
-                self.kind = "partials" if fits(table) and not table.needs_two_passes else "rows"
+                self.holds_rows = not fits(table) or table.needs_two_passes
+                is_session = self.state.window is not None and self.state.window.is_session
+                self.kind = "rows" if self.holds_rows or (by_arrival and is_session) else "partials"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return MapReduce, (self.fragment, self._by_arrival)
+        return MapReduce, (self.fragment, self._by_arrival, self._keeps_all)
 
     @property
     def reduce_only(self) -> MapReduce:
@@ -432,6 +438,8 @@ class MapReduce:
         if isinstance(self.state, ops.Process) and self.state.time:
             found = self.state.input.schema[self.state.time]
             exprs[Col(found.name, found.dtype, found.nullable)] = None
+        if self._keeps_all:
+            exprs |= dict.fromkeys(item.expr for item in identity(self.state.input.schema))
         return {expr: expr.name if isinstance(expr, Col) else f"#value{k}" for k, expr in enumerate(exprs)}
 
     @cached_property

@@ -187,7 +187,8 @@ class StateBackend(Protocol):
     def rows_by_key(self, schema: pa.Schema, keys: Sequence[str]) -> KeyedRows | None:
         """None if it has no such state."""
 
-    def records(self, keys: pa.Schema, values: pa.Schema) -> KeyedRecords: ...
+    def records(self, keys: pa.Schema, values: pa.Schema, placed_by: Sequence[str] | None = None) -> KeyedRecords:
+        """`placed_by` are those keys that say which task has a record; None: all of them."""
 
     def buffer(self, schema: pa.Schema, keys: Sequence[str], slices: str, merger: GroupMerger | None,
                name: str = "rows") -> WindowBuffer:

@@ -75,9 +75,10 @@ class RunBackend:
     def rows_by_key(self, schema: pa.Schema, keys: Sequence[str]) -> RunTable:
         return RunTable(self, schema, keys, None, None)
 
-    def records(self, keys: pa.Schema, values: pa.Schema) -> RunRecords:
+    def records(self, keys: pa.Schema, values: pa.Schema, placed_by: Sequence[str] | None = None) -> RunRecords:
         return RunRecords(self, stored_records(keys, values), keys.names, NUMBER,
-                          NewestRecord([*values.names, NUMBER, IS_GONE]))
+                          NewestRecord([*values.names, NUMBER, IS_GONE]), given=pa.schema([*keys, *values]),
+                          placed_by=placed_by)
 
     def buffer(self, schema: pa.Schema, keys: Sequence[str], slices: str, merger: GroupMerger | None,
                name: str = "rows") -> RunBuffer:
@@ -461,8 +462,12 @@ class RunRows(_RunState):
 class RunRecords(_RunState):
     """Values by key. A record supersedes those of its key with smaller numbers; a task numbers its own from the
     greatest of its key groups' runs on (`slices`). A key that is deleted has a record too, until all runs are merged.
+
+    Key groups are those of the keys `placed_by`; other keys are mixed into the rest of the hash.
     """
 
+    given: pa.Schema = field(default_factory=lambda: pa.schema([]))  # the columns of records as they are put
+    placed_by: Sequence[str] | None = None
     _new: list[pa.RecordBatch] = field(default_factory=list)  # sorted by hash
     _next: int = 0
     resident_bytes = None
@@ -476,7 +481,10 @@ class RunRecords(_RunState):
         self._new, self._next = [], 1 + max((run.newest or 0 for run in self._runs), default=0)
 
     def _hashes(self, rows: pa.RecordBatch) -> np.ndarray:
-        return self.backend.hasher(rows, self.keys) if self.keys else np.zeros(rows.num_rows, np.uint64)
+        placed_by = self.keys if self.placed_by is None else self.placed_by
+        hashes = self.backend.hasher(rows, placed_by) if placed_by else np.zeros(rows.num_rows, np.uint64)
+        others = [name for name in self.keys if name not in placed_by]
+        return hash_with_slices(hashes, self.backend.hasher(rows, others)) if others else hashes
 
     def get(self, keys: pa.RecordBatch) -> pa.RecordBatch:
         wanted = sort_by_hash(keys, self._hashes(keys))
@@ -484,7 +492,10 @@ class RunRecords(_RunState):
                  *look_up(wanted, self._new, self._group)]
         rows = pa.concat_batches([_empty(schema_with_hash(self.schema)), *(each.rows for each in found)])
         numbers = np.concatenate([np.zeros(0, np.int64), *(each.numbers for each in found)])
-        return live_records(take_rows(rows, _newest(rows, numbers)), self._values)
+        return self._as_given(live_records(take_rows(rows, _newest(rows, numbers)), self._values))
+
+    def _as_given(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(records.columns, schema=self.given)
 
     def put(self, records: pa.RecordBatch) -> None:
         self._add(records, False)
@@ -505,7 +516,7 @@ class RunRecords(_RunState):
     def scan(self) -> Iterator[pa.RecordBatch]:
         parts = [*map(self._read, self._runs), *([block] for block in self._new)]
         for each in merge_blocks(parts, self._group, self.merger):
-            yield live_records(each.block, self._values)
+            yield self._as_given(live_records(each.block, self._values))
 
     def _reduced(self, block: pa.RecordBatch, is_all: bool) -> pa.RecordBatch:
         return filtered(block, pc.invert(block.column(IS_GONE))) if is_all else block

@@ -76,6 +76,24 @@ class Later:
         self.n += 1
 
 
+@si.process
+class Batched:
+    """Yields the rows of 20 ms since the first one, when a timer says so; counts those since it was forgotten."""
+
+    n: int = 0
+    total: int = 0
+
+    def on_row(self, row: Any) -> Any:
+        if self.n == 0:
+            self.set_timer(row.t + si.duration("20ms"))
+        self.n += 1
+        self.total += 1
+
+    def on_timer(self, at: Any) -> Any:
+        yield {"at": at, "n": self.n, "total": self.total}
+        self.n = 0
+
+
 TUMBLING, SLIDING = si.tumbling("t", "30ms", offset="10ms"), si.sliding("t", "40ms", every="15ms")
 CUMULATING = si.cumulate("t", "60ms", step="15ms", offset="20ms")
 WINDOW = ("window_start", "window_end")
@@ -104,6 +122,7 @@ SHAPES = [
           ("g",)),
     Shape("`process` of a class", lambda s: s.filter(col("x").is_not_null()).group_by("k", g=col("g") % 2).process(
         Later)),
+    Shape("`process` with timers and `ttl=`", lambda s: s.group_by("k").process(Batched, ttl="40ms")),
     Shape("`group_by` after a join", lambda s: s.join(NAMES, on="k").group_by("name").agg(w=col("weight").sum()),
           ("name",)),
     Shape("`filter` of groups", lambda s: s.group_by("k").agg(n=si.count()).filter(col("n") > 2), ("k",)),
@@ -135,10 +154,15 @@ SHAPES = [
         si.tumbling("window_start", "60ms")).agg(most=col("n").max(), groups=si.count()), WINDOW),
     Shape("`over`: frames of a time", lambda s: s.select("k", "x", "t", near=si.count().over(
         "k", order_by="t", within="30ms"), most=col("x").max().over("k", order_by="t", within="30ms"))),
+    Shape("`over`: `lag`, numbers of rows, running values", lambda s: s.select("k", "t").with_columns(
+        before=col("t").lag().over("k", order_by="t"), n=si.row_number().over("k", order_by="t"),
+        first=col("t").min().over("k", order_by="t"))),
+    Shape("`over`: `lead`", lambda s: s.select("k", "t").with_columns(after=col("t").lead().over("k", order_by="t"))),
     Shape("`over`: all rows with a key", lambda s: s.select("g", "x", total=col("x").sum().over("g"))),
     Shape("`top_k` of groups in windows", lambda s: s.select("g", "x", "t").group_by("g", TUMBLING).top_k(
         2, by=["x", "t"])),
     Shape("`top_k` of groups", lambda s: s.select("g", "x", "t").group_by("g").top_k(2, by=["x", "t"])),
+    Shape("count windows", lambda s: s.group_by("k", si.count_window(3)).agg(n=si.count()), ("k", "window_start")),
     Shape("`distinct` within a time", lambda s: s.select("k", "t").distinct("k", within="50ms")),
     Shape("`distinct`, forgotten with `ttl=`", lambda s: s.select("k", "t").distinct("k", ttl="12ms")),
     Shape("`filter` of windows", lambda s: s.filter(col("x") > 0).group_by("k", TUMBLING).agg(n=si.count()).filter(

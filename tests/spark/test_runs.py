@@ -295,7 +295,7 @@ def test_resealed_damage_is_an_error_or_other_values(seed: int, tmp_path: Path) 
     shuffled = list(plan.map_rows([given], Clock(), MapSummary(), OPTIONS))
 
     def reduce(runs_before: list[Run]) -> list[Run]:
-        return reducer.run(ReduceInput((0, 256), runs_before, Clock(), Clock()), shuffled, here, out.append)
+        return reducer.run(ReduceInput((0, 256), runs_before, Clock(), Clock()), shuffled, here, out.append).runs
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merge_runs, "BLOCK_ROWS", 15)

@@ -217,7 +217,7 @@ class Coordinator:
 
     def _last_window_end(self) -> int | None:
         """The watermark that makes all results final, if it is not reached yet."""
-        end = self._spec.plan.drained_at(self._runs)
+        end = self._spec.plan.drained_at(self._runs, self.clock)
         if end is None:
             return None
         return end if self.clock.watermark is None or self.clock.watermark < end else None

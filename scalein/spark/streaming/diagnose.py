@@ -21,6 +21,12 @@ def why_no_output(coordinator: Coordinator, plan: StreamPlan, status: str = "run
     if plan.mode == "joining":
         return (f"{totals.rows_in:,} rows have arrived, and none has a match yet: rows that wait for one come out when "
                 f"the watermarks of both sides have passed their time.{ended}")
+    if plan.mode == "sessions":
+        return (f"{totals.rows_in:,} rows have arrived, and no session is final yet: the watermark must have passed "
+                f"the last row of one by more than its gap.{ended}")
+    if plan.mode == "over":
+        return (f"{totals.rows_in:,} rows have arrived, and none comes out yet: rows wait until the watermark has "
+                f"passed them, or the end of their window.{ended}")
     if plan.mode == "process":
         return (f"{totals.rows_in:,} rows have arrived: the class has yielded nothing for those that the watermark has "
                 f"passed; the others wait for it.{ended}")

@@ -143,12 +143,12 @@ class JoinPlan(StreamPlan):
     def shuffle_schemas(self) -> list[pa.Schema]:
         return [side.schema for side in self.join.sides]
 
-    def coalesced(self, shuffled: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def coalesced(self, shuffled: Iterable[pa.RecordBatch], watermark: int | None) -> Iterator[pa.RecordBatch]:
         return (batch for _, batch in self.join.by_side(shuffled))
 
     # --- time
 
-    def drained_at(self, runs: Iterable[Run]) -> int | None:
+    def drained_at(self, runs: Iterable[Run], clock: Clock) -> int | None:
         """The watermark at which all rows are final that wait for a match."""
         newest = [run.newest for run in runs if run.newest is not None]
         bound = self._join_op.bound

@@ -58,6 +58,9 @@ def read_state(checkpoint: object) -> pa.Table:
             state = found["state"]
             if state is None:
                 raise BadArgument("the flow of this checkpoint has no state: it works row by row", at=at, file=location)
+            if (mode := as_map(state).get("mode")) in ("over", "sessions"):
+                what = "sessions" if mode == "sessions" else "values over other rows"
+                raise BadArgument(f"the state of {what} is not shown as a table", at=at, file=location)
             if "records" in as_map(state):
                 return _records(location, [Run.from_json(run) for run in as_list(found["runs"])], as_map(state))
             if "sides" in as_map(state):
@@ -106,6 +109,8 @@ def describe_state(plan: StreamPlan) -> Json:
     """The description of a flow's state in a manifest; None if it has none."""
     if plan.mode == "rowwise":
         return None
+    if plan.mode in ("over", "sessions"):
+        return {"mode": plan.mode}
     if isinstance(plan.fragment.state, ops.BufferedJoin):
         return {"mode": plan.mode, "sides": [[part, _schema_text(side.schema.arrow)] for part, side in
                                              zip(plan.state_parts, plan.fragment.state.join.inputs, strict=True)]}

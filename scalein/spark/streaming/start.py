@@ -42,8 +42,9 @@ def start(q: Flow, stream_df: DataFrame | Mapping[str, DataFrame], *, sink: obje
           files_every: Duration | None = None) -> StreamJob:
     """Run a flow on a stream of Spark, in the background: `wait()` for its end, `stop()` it, `scale(n)` it meanwhile.
 
-    The flow begins with `si.flow(schema)` and has at most one operator with state: an aggregation, `distinct`,
-    `process` (with a watermark) or a join of two streams; perhaps after a union of branches that begin with this same
+    The flow begins with `si.flow(schema)` and has at most one operator with state: an aggregation, also in sessions or
+    with `ttl=`, `distinct`, values over the rows before, the first rows of groups in windows, `process` (the last three
+    with a watermark) or a join of two streams; perhaps after a union of branches that begin with this same
     flow, or of several streams. Other joins are with static tables.
 
     Streams that are joined or united are inputs with names, `si.flow(schema, name="clicks")`, and are given by these:
@@ -74,8 +75,9 @@ def start(q: Flow, stream_df: DataFrame | Mapping[str, DataFrame], *, sink: obje
 
     `emit` is "final" (a window when the watermark has passed its end) or "changes" (each group that a batch has
     changed, with a column `op`: insert, update or delete). `late` is "drop", "error", or a sink for rows that arrive
-    after all their windows have closed. A stream never ends by itself, so it does not close its last windows;
-    `job.stop(drain=True)` does. If nothing comes out, `job.why_no_output()` says why.
+    after all their windows have closed, or after the watermark where rows are taken in the order of time. A stream
+    never ends by itself, so it does not close its last windows; `job.stop(drain=True)` does. If nothing comes out,
+    `job.why_no_output()` says why.
 
     A row in which an expression fails ends the stream, and would end it again at each start (`on_error="raise"`).
     "null" gives null where an expression fails; a sink receives the rows that fail as dead letters, and the others
@@ -120,8 +122,9 @@ def start(q: Flow, stream_df: DataFrame | Mapping[str, DataFrame], *, sink: obje
     stream = plan.inputs.united(frames) if plan.inputs is not None and is_united else next(iter(frames.values()))
     committers = {"out": make_committer(sink, plan.schema, "out", location, at, files_every_s)}
     if late_policy == "sink":
-        if plan.window is None:
-            raise BadArgument("late rows are those whose windows have closed, and the flow has no windows", at=at)
+        if not plan.is_timed:
+            raise BadArgument("late rows are those whose windows have closed, or that come after the watermark where "
+                              "rows are taken in the order of time; the flow has neither", at=at)
         committers["late"] = make_committer(late, plan.late_schema, "late", location, at, files_every_s)
     reads = pa.schema([plan.source.arrow.field(name) for name in plan.reads])
     for input_name, columns in plan.reads_by_input.items():

@@ -4,9 +4,13 @@
     distinct   rows unlike any before: the keys so far are state, and new keys are results
     running    groups that never close, or windows with emit="changes": state, and the changes of each batch are results
     closing    windows: state until the watermark has passed their end, then results
+    sessions   sessions, and groups that `ttl=` forgets: their rows are shuffled
+    process    rows wait until the watermark has passed them, then the class takes them in the order of time
+    over       the same for values over other rows, and for `distinct` within a time; rows of windows until these close
 
-The map side turns the rows of a batch into rows to shuffle (`spark/map_reduce.py`), without late rows: those whose
-windows were all closed by the batch before. The reduce side is in `reduce_side.py`.
+The map side turns the rows of a batch into rows to shuffle (`spark/map_reduce.py`). In windows it leaves out late rows:
+those whose windows were all closed by the batch before. In the last three modes the operator of the reduce side
+(`reduce_side.py`) decides which rows are late, as in a job.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from scalein.arrow_rows import as_integers, filtered, from_numpy
 from scalein.compiler import compile_flow
@@ -36,19 +41,24 @@ from scalein.exec.compatibility import signature
 from scalein.exec.dead_letters import dead_letter, dead_letter_schema
 from scalein.exec.error_location import located
 from scalein.exec.event_time import NO_TIMES, TimeSummary, extent, max_gap_of, merge_summaries, summarize
-from scalein.exec.fragments import Fragment, SourceEdge, cut, fragments, over, placeholder
+from scalein.exec.fragments import Fragment, SourceEdge, check_over, cut, fragments, over, placeholder
 from scalein.exec.lateness import Lateness
 from scalein.exec.operator import Context, FragmentRunner, Morsel, reads
 from scalein.exec.process_operator import HINTS, NO_LATEST, ROWS, class_units
 from scalein.exec.scan_predicates import scan_conditions
+from scalein.exec.session_changelog import PASSED
+from scalein.exec.window_aggregate import check_session_changes
 from scalein.exec.window_close import CLOSED
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
+from scalein.ir.internal_names import internal
+from scalein.ir.ops.over import SPACED, WINDOWED
 from scalein.ir.physical import identity
 from scalein.ir.printer import dump
 from scalein.ir.rewrite import rewrite, walk_ops
+from scalein.ir.windows import Session
 from scalein.options import Options
-from scalein.spark.map_reduce import MapReduce
+from scalein.spark.map_reduce import MapReduce, refuse_order
 from scalein.spark.origin import ORIGIN, file_of_origin, without_origin
 from scalein.spark.row_groups import TimeColumn, coded_types
 from scalein.spark.shuffle import route
@@ -61,6 +71,7 @@ if TYPE_CHECKING:
     from scalein.spark.streaming.several_inputs import Inputs
 
 _LATEST = (1 << 63) - 1
+BY_ROWS = ("sessions", "process", "over")  # modes of rows that an operator of jobs takes, which knows what is late
 SLICE = "#slice"  # the start of the time slice of a buffered row
 
 
@@ -97,14 +108,16 @@ class StreamPlan:
             raise BadArgument("a row may fail in one branch of a union and pass the other, so it is no dead letter",
                               at=at, step="union", hint='on_error="null", or unite the streams in Spark')
         self._first = fragment
-        self.map_reduce = MapReduce(fragment, by_arrival=True)
+        self.sends_late = late == "sink"
+        self.watermark_op = self.edge.watermark
+        if isinstance(fragment.state, ops.Over):
+            check_over(fragment.state, self.watermark_op is not None)
+        self.map_reduce = MapReduce(fragment, by_arrival=True, keeps_all=self.sends_late)
         self.fragment = self.map_reduce.fragment
         self.window = self.map_reduce.window
-        self.watermark_op = self.edge.watermark
         self.mode = self._mode(fragment)
         if emit == "changes":
             check_changes(fragment, at)
-        self.sends_late = late == "sink"
         self.time_type = None if self.watermark_op is None else self.edge.timed.schema[self.watermark_op.column].dtype
         self.max_gap = None if self.time_type is None else max_gap_of(self.time_type)
 
@@ -120,7 +133,7 @@ class StreamPlan:
     @property
     def may_be_coded(self) -> bool:
         """Whether columns of the stream may be dictionaries: not where they are shuffled as they are."""
-        is_shuffled = self.mode in ("distinct", "process")
+        is_shuffled = self.mode in ("distinct", *BY_ROWS)
         return self._check is None and not self.sends_late and not is_shuffled and not self._has_branches
 
     @property
@@ -136,13 +149,11 @@ class StreamPlan:
                 return "distinct"
             case ops.Process():
                 return "process"
+            case ops.Over():
+                return "over"
         if self.map_reduce.kind == "top":
             raise BadArgument("an endless stream cannot be sorted", at=self._at, step="sort",
                               hint="sort the rows that the sink has received")
-        if self.window is not None and self.window.is_session:
-            raise BadArgument("sessions do not run in a stream on Spark: which rows are late is known only where the "
-                              "sessions are", at=self._at, step="group_by",
-                              hint="run the flow as a job, or apply it to bounded data")
         if self.window is None and self.emit == "final":
             raise BadArgument("a running aggregate over an endless stream has no final result", at=self._at,
                               step="group_by", hint='give emit="changes", or group by a window of time as well')
@@ -151,7 +162,12 @@ class StreamPlan:
         if self.watermark_op is None:
             raise BadArgument("windows over an endless stream never close without a watermark", at=self._at,
                               step="group_by", hint="with_watermark(column, delay) at the beginning of the flow")
-        return "closing"
+        if not self.window.is_session:
+            return "closing"
+        if self.emit == "changes":
+            assert isinstance(fragment.state, ops.Aggregate)
+            check_session_changes(fragment.state, self.map_reduce.holds_rows)
+        return "sessions"
 
     @property
     def title(self) -> str:
@@ -174,7 +190,7 @@ class StreamPlan:
 
     @cached_property
     def late_schema(self) -> pa.Schema:
-        return self.fragment.before.schema.arrow
+        return self._first.before.schema.arrow
 
     @property
     def signature(self) -> list[Json]:
@@ -182,6 +198,8 @@ class StreamPlan:
         if self._first.state is None:
             return []
         mode = self.mode if self.map_reduce.is_by_column else f"{self.mode}, columns together"
+        if self.sends_late and (mode == "process" or (mode == "sessions" and self.emit == "changes")):
+            mode += ", all columns"  # of rows that wait
         return [f"{mode} {self.state_text}"]
 
     @property
@@ -198,9 +216,14 @@ class StreamPlan:
     @property
     def slice_column(self) -> str | None:
         """The column of the state with the start of a row's time slice; None without a window."""
-        if self.window is None:
+        if self.window is None or self.mode == "sessions":
             return None
         return "window_start" if self.map_reduce.kind == "partials" else SLICE
+
+    @property
+    def drains_all(self) -> bool:
+        """Whether nothing waits after a drain, whatever the watermark is then."""
+        return self.mode == "sessions" and self.emit == "final"
 
     @property
     def reduced(self) -> Fragment:
@@ -210,7 +233,7 @@ class StreamPlan:
     @property
     def is_timed(self) -> bool:
         """Whether the reduce side uses event time."""
-        return self.window is not None or self.mode == "process"
+        return self.window is not None or self.mode in BY_ROWS
 
     @property
     def takes_partials(self) -> bool:
@@ -218,30 +241,49 @@ class StreamPlan:
 
     @property
     def state_parts(self) -> Sequence[str]:
-        """The names of an operator's states: one without a name, and perhaps others."""
-        if not isinstance(self.fragment.state, ops.Process):
-            return ("",)
-        return ("", ROWS, HINTS) if self.fragment.state.body.is_timed else ("", ROWS)
+        """The names of an operator's states: one without a name, unless only rows wait, and perhaps others."""
+        match self.fragment.state:
+            case ops.Process() as op:
+                return ("", ROWS, HINTS) if op.body.is_timed else ("", ROWS)
+            case ops.Over() as op:
+                return (ROWS,) if op.kind == WINDOWED else ("", ROWS, HINTS)
+        return ("", ROWS, HINTS) if self.mode == "sessions" and self.emit == "changes" else ("",)
 
     def version(self, watermark: int | None, part: str) -> dict[str, Json]:
         """What a version of an operator's state has besides runs. It follows from the watermark: which windows are
         closed, which rows have left.
         """
         op = self.fragment.state
-        if isinstance(op, ops.Process):
-            if not part:
-                return {"latest": NO_LATEST}
-            return {} if watermark is None else {
-                DROPPED: watermark if part == ROWS else watermark * class_units(op) + 1}
+        if isinstance(op, ops.Process) and not part:
+            return {"latest": NO_LATEST}
+        if self.mode == "sessions":
+            return {PASSED: watermark} if not part else {} if watermark is None else {DROPPED: watermark}
+        if self.mode in BY_ROWS:
+            return {} if watermark is None or not part else {DROPPED: self._dropped(watermark, part)}
         closed = first_open = -FOREVER
         if watermark is not None and self.lateness is not None:
             closed, first_open = self.lateness.last_end(watermark), self.lateness.first_open_anchor(watermark)
         return {CLOSED: closed, FIRST_OPEN: first_open}
 
+    def _dropped(self, watermark: int, part: str) -> int:
+        """The time from which on a part of the state has rows."""
+        match self.fragment.state:
+            case ops.Process() as op:
+                return watermark if part == ROWS else watermark * class_units(op) + 1
+            case ops.Over() as op if op.kind == WINDOWED:
+                return watermark + 1
+            case ops.Over() as op if part == HINTS:
+                if op.kind == SPACED:
+                    (within,) = op.calls[0].agg.params
+                    assert isinstance(within, int)
+                    return watermark - within + 1
+                return watermark if op.length is None else watermark - op.length
+        return watermark
+
     @property
     def holds_rows(self) -> bool:
         """Whether the state of windows has rows, and not partial groups."""
-        return self.map_reduce.kind == "rows" and self.window is not None
+        return self.map_reduce.holds_rows and self.window is not None
 
     @cached_property
     def state_schema(self) -> pa.Schema:
@@ -254,7 +296,7 @@ class StreamPlan:
 
     @cached_property
     def lateness(self) -> Lateness | None:
-        if self.window is None:
+        if self.window is None or self.mode == "sessions":
             return None
         names = self.late_schema.names if self.sends_late else self._aggregated_columns
         return Lateness(self.fragment, self.window, names)
@@ -352,12 +394,16 @@ class StreamPlan:
             return clock
         return clock.advance([*time_summaries(summaries), skipped], self.max_gap, self.watermark_op.delay)
 
-    def drained_at(self, runs: Iterable[Run]) -> int | None:
+    def drained_at(self, runs: Iterable[Run], clock: Clock) -> int | None:
         """The watermark at which all that waits for one comes out: of windows the end of the last one that has rows."""
-        if self.mode == "process":
+        if ROWS in self.state_parts:
             times = [run.newest for run in runs if run.part == ROWS and run.newest is not None]
-            return min(max(times) + 1, _LATEST) if times else None
+            return min(max(times) + (self.state_parts != (ROWS,)), _LATEST) if times else None
         slices = [run.newest for run in runs if run.newest is not None]
+        if slices and self.mode == "sessions":  # parts of sessions are known by their first times
+            assert isinstance(self.window, Session)
+            seen = [each.greatest for each in (clock, *clock.inputs) if each.greatest is not None]
+            return min(max(*slices, *seen) + self.window.gap + 1, _LATEST)
         if self.mode != "closing" or self.window is None or not slices:
             return None
         return min(int(self.window.last_ends(np.array([max(slices)], object))[0]), _LATEST)
@@ -390,9 +436,7 @@ class StreamPlan:
         morsels = self._arriving(batches, clock, summary, options)
         for is_in_time, some in groupby(self._split(morsels), key=itemgetter(0)):
             rows = (batch for _, batch in some)
-            if is_in_time and self.mode == "process":
-                yield from self._rows_in_time(self.map_reduce.map(rows, options), watermark, summary)
-            elif is_in_time:
+            if is_in_time:
                 yield from self.map_reduce.map(rows, options)
             else:
                 yield from self._map_reduce_of_filtered.map(self._in_time(rows, watermark, summary, options), options)
@@ -414,9 +458,26 @@ class StreamPlan:
         """The schemas of shuffled rows."""
         return [self.map_reduce.shuffle_schema]
 
-    def coalesced(self, shuffled: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows that a reduce task gets, in the batches in which its operator takes them."""
-        return iter(shuffled)
+    def coalesced(self, shuffled: Iterable[pa.RecordBatch], watermark: int | None) -> Iterator[pa.RecordBatch]:
+        """The rows that a reduce task gets, in the batches in which its operator takes them.
+
+        Of sessions, rows that are behind come last and together: any row of a micro-batch may connect them with a
+        session that is open.
+        """
+        if self.mode != "sessions" or watermark is None:
+            yield from shuffled
+            return
+        assert self.window is not None
+        name = self.map_reduce.shuffle_names[self.window.time]
+        behind: list[pa.RecordBatch] = []
+        for batch in shuffled:
+            on_time = pc.fill_null(pc.greater_equal(as_integers(batch.column(name)), watermark), False)
+            if on_time.true_count < batch.num_rows:
+                behind.append(filtered(batch, pc.invert(on_time)))
+                batch = filtered(batch, on_time)
+            yield batch
+        if behind:
+            yield pa.concat_batches(behind)
 
     @cached_property
     def _check(self) -> Program | None:
@@ -424,7 +485,11 @@ class StreamPlan:
         if self._on_error != "sink":
             return None
         if not isinstance(self.fragment.state, ops.Aggregate):
-            return Program(compile_flow(self.fragment.before))
+            state = self.fragment.state
+            given = () if state is None else (expr for expr, _ in state.exprs() if not isinstance(expr, Col))
+            values = [Named(internal(f"value{k}"), expr) for k, expr in enumerate(given)]
+            before = self.fragment.before
+            return Program(compile_flow(ops.Project(before, (*identity(before.schema), *values)) if values else before))
         return Program(compile_flow(all_computed(self.fragment, self.sends_late)))
 
     def _without_failing(self, batches: Iterable[pa.RecordBatch], summary: MapSummary,
@@ -506,28 +571,20 @@ class StreamPlan:
                 if found.good.num_rows:
                     yield found.good.select(self._aggregated_columns)
 
-    def _rows_in_time(self, batches: Iterable[pa.RecordBatch], watermark: int | None,
-                      summary: MapSummary) -> Iterator[pa.RecordBatch]:
-        """The rows of a process that have a time which is not before the watermark."""
-        assert isinstance(self.fragment.state, ops.Process)
-        for batch in batches:
-            rows, late, timeless = rows_in_time(batch, self.fragment.state.time, watermark)
-            summary.timeless += timeless
-            if late.num_rows:
-                self._add_late(late, summary)
-            if rows.num_rows:
-                yield rows
-
     def _add_late(self, rows: pa.RecordBatch, summary: MapSummary) -> None:
         summary.late_rows += rows.num_rows
+        self.check_late(rows)
+        if self.sends_late:
+            summary.late.append(rows)
+
+    def check_late(self, rows: pa.RecordBatch) -> None:
+        """Late rows may be an error."""
         if self._late == "error":
-            why = "their time was before the watermark" if self.window is None else (
-                "all windows that they are in are closed")
+            why = "all windows that they are in are closed" if self.window is not None else (
+                "their time was before the watermark")
             raise LateData(f"{rows.num_rows} rows came too late: {why}", at=self._at,
                            found=rows.slice(0, 1).to_pylist()[0],
                            hint='a longer delay of with_watermark, late="drop", or a sink for them')
-        if self.sends_late:
-            summary.late.append(rows)
 
 
 def time_summaries(results: Iterable[Mapping[str, Any]]) -> list[TimeSummary]:
@@ -583,6 +640,10 @@ def inputs_and_last(op: ops.Op, at: SourceLoc) -> tuple[list[SourceEdge], Fragme
                                   hint='take how="left" or "inner"')
     edges = cut(op)
     *before, last = fragments(edges)
+    for fragment in (*before, last):
+        if isinstance(fragment.state, ops.Over) and fragment.state.is_blocking:  # the first reason of several
+            refuse_order(fragment.state)
+            check_over(fragment.state, any(edge.watermark is not None for edge in edges))
     if any(each.state is not None for each in before):
         if isinstance(last.state, ops.Sort):
             raise BadArgument("results of a stream on Spark are written by several tasks, which have no order among "

@@ -188,15 +188,16 @@ def _reduce(batch: MicroBatch, target: int, shuffled: list[pa.RecordBatch], othe
     clock = plan.advance_clock(batch.clock, summaries, batch.skipped_times)
     if batch.drains_to is not None:
         clock = replace(clock, watermark=batch.drains_to)
-    reduce_input = ReduceInput(groups, runs, batch.clock, clock, batch.migration)
+    reduce_input = ReduceInput(groups, runs, batch.clock, clock, batch.migration, batch.drains_to is not None)
     with _open_writers(batch, target) as writers:
         reduce_side = reducer(plan, options)
-        runs_after = reduce_side.run(reduce_input, shuffled, batch.location, writers["out"].write)
-        for role, rows in others:
+        reduced = reduce_side.run(reduce_input, shuffled, batch.location, writers["out"].write)
+        for role, rows in (*others, *(("late", rows) for rows in reduced.late)):
             writers[role].write(rows)
         totals = {name: sum(each[name] for each in summaries) for name in TOTALS}
-        yield from _finish(target, writers, runs=[[*run.to_json()] for run in runs_after],
-                           clock=clock.to_json(), traffic=asdict(reduce_side.traffic), **totals)
+        own: dict[str, Json] = {"late_rows": reduced.late_rows, "timeless": reduced.timeless}
+        yield from _finish(target, writers, runs=[[*run.to_json()] for run in reduced.runs], clock=clock.to_json(),
+                           traffic=asdict(reduce_side.traffic), own=own, **totals)
 
 
 @dataclass(frozen=True)
@@ -328,8 +329,11 @@ class BatchResult:
 
 
 def batch_totals(results: Sequence[TaskResult], mode: str) -> dict[str, int]:
-    """The totals of a batch. A reduce task has the summaries of all map tasks, so any one knows the totals."""
-    return {name: sum(each[name] for each in (results if mode == "rowwise" else results[:1])) for name in TOTALS}
+    """The totals of a batch. A reduce task has the summaries of all map tasks, so any one knows their totals; what it
+    has counted itself is its `own`.
+    """
+    found = {name: sum(each[name] for each in (results if mode == "rowwise" else results[:1])) for name in TOTALS}
+    return {name: count + sum(each.get("own", {}).get(name, 0) for each in results) for name, count in found.items()}
 
 
 def collect_results(rows: Iterable[tuple[int, int, Any]], read_by: str = "spark") -> BatchResult:
