@@ -19,7 +19,7 @@ from math import ceil, log2
 
 from scalein.model.calibration import SparkFigures
 from scalein.model.costs import Costs, StateCost
-from scalein.state.hash_runs import MIGRATION_STEPS, choose_to_merge
+from scalein.state.hash_runs import MIGRATION_RATIO, MIGRATION_ROWS, MIGRATION_STEPS, choose_to_merge
 
 BY_ROW = ("process", "join")  # whose rows are shuffled
 SELECT_S = 4e-9  # of a row that a task reads and that has a key of another task
@@ -129,10 +129,15 @@ def fullest_share(costs: Costs, partitions: int) -> float:
 def rescale_s(touched: list[Touched], figures: SparkFigures, config: SparkConfig) -> float:
     """Seconds that the batch after a rescale takes longer: tasks open the files of the old ones; "eager" rewrites all.
     """
-    groups = sum(each.groups * max(1.0, each.state.group_bytes / GROUP_BYTES) for each in touched)
-    all_s = groups * figures.group_s * config.waves / config.partitions
-    moved = {"eager": 1.0, "hybrid": 1 / MIGRATION_STEPS}.get(config.migration, 0.0)
-    return figures.task_s * config.waves + moved * all_s
+    def moved(each: Touched) -> float:
+        """The groups that move with the first batch."""
+        if config.migration == "lazy":
+            return 0.0
+        limit = max(MIGRATION_ROWS * config.partitions, MIGRATION_RATIO * each.changed)
+        return each.groups if config.migration == "eager" else min(each.groups / MIGRATION_STEPS, limit)
+
+    groups = sum(moved(each) * max(1.0, each.state.group_bytes / GROUP_BYTES) for each in touched)
+    return figures.task_s * config.waves + groups * figures.group_s * config.waves / config.partitions
 
 
 @lru_cache(maxsize=4_096)

@@ -10,7 +10,8 @@ A range of key groups is a range of rows of every run. So a change of the number
 opens the existing files and selects its rows, and `Run` says which key groups of a file are still valid. (The merges of
 several tasks may each have replaced their part of one file.) Until a merge rewrites them, a task reads its part of
 files that it shares with other tasks; `migration` decides whether it waits for a merge (lazy), rewrites its part with
-the next batch (eager), or a range of it with each batch, first where the batch has most rows (hybrid).
+the next batch (eager), or a range of it with each batch, first where the batch has most rows (hybrid): an eighth, or
+less of a large file, in proportion to the batch.
 
 With windows, `#hash` is that of the key and the time slice together, in the key's own group. Two keys may have one
 hash: lookups compare the keys themselves, where NaN equals NaN and null equals null.
@@ -47,7 +48,8 @@ from scalein.storage.object_store import STATE, CountedOutput, Location
 
 HASH = "#hash"
 BLOCK_ROWS = 1 << 20  # of a block, about; also what a merge holds at a time
-MIGRATION_STEPS = 8  # batches in which a hybrid migration moves a task's key groups
+MIGRATION_STEPS = 8  # batches in which a hybrid migration moves a task's key groups, at least
+MIGRATION_ROWS, MIGRATION_RATIO = 1 << 14, 2  # it moves so many rows with a batch, or so many times the batch's rows
 MIGRATIONS = ("lazy", "eager", "hybrid")
 MERGE_RATIO = 4  # a run is merged if it has up to so many times the rows merged so far
 CRC32, COMPILED = 0, 1  # kinds of checksums: zlib's, which the first versions wrote, and that of `checksum.py`
@@ -139,6 +141,26 @@ def join_ranges(runs: Iterable[Run]) -> list[Run]:
         else:
             found.append(run)
     return found
+
+
+def migration_width(groups: int, rows: int, new_rows: int) -> int:
+    """How many of a task's key groups a hybrid migration moves with a batch, for a file with so many of its rows: an
+    eighth, or fewer, so that a batch does not take much longer than it does without.
+    """
+    moved = max(MIGRATION_ROWS, MIGRATION_RATIO * new_rows)
+    return max(1, min(-(-groups // MIGRATION_STEPS), groups * moved // max(1, rows)))
+
+
+def hottest_ranges(runs: Sequence[Run], width: int, rows: np.ndarray) -> tuple[list[Run], list[Run]]:
+    """`width` key groups of runs, the ranges for which a batch has most rows, and the rest of the runs."""
+    chosen, rest = list[Run](), list(runs)
+    while width > 0 and rest:
+        ranges = [hottest_range(run, width, rows) for run in rest]
+        k = max(range(len(ranges)), key=lambda k: int(rows[ranges[k][0].first : ranges[k][0].last].sum()))
+        chosen.append(ranges[k][0])
+        rest[k : k + 1] = ranges[k][1]
+        width -= chosen[-1].last - chosen[-1].first
+    return chosen, rest
 
 
 def hottest_range(run: Run, width: int, rows: np.ndarray) -> tuple[Run, list[Run]]:

@@ -10,7 +10,7 @@ key groups and files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -22,14 +22,14 @@ import pyarrow.compute as pc
 from scalein.arrow_rows import as_integers, filtered, from_numpy, scattered
 from scalein.state.hash_runs import (
     HASH,
-    MIGRATION_STEPS,
     Run,
     StateTraffic,
     argsort,
     choose_to_merge,
     hash_with_slices,
     hashes_of,
-    hottest_range,
+    hottest_ranges,
+    migration_width,
     read_run,
     schema_with_hash,
     sort_by_hash,
@@ -196,7 +196,7 @@ class _RunState:
             rows_of[part.file] = rows_of.get(part.file, 0) + _row_count(self._open(part))
         files = list(rows_of)
         merged_files = {files[k] for k in choose_to_merge([*rows_of.values()], new.num_rows)}
-        runs, migrating = self._migrating(new, merged_files)
+        runs, migrating = self._migrating(new, rows_of, merged_files)
         opened = [self._open(run) for run in runs]
         sizes = [_row_count(blocks) for blocks in opened]
         chosen = {k for k, run in enumerate(runs) if run.file in merged_files} | migrating
@@ -225,24 +225,25 @@ class _RunState:
         """
         return block
 
-    def _migrating(self, new: pa.RecordBatch, merged_files: set[str]) -> tuple[list[Run], set[int]]:
+    def _migrating(self, new: pa.RecordBatch, rows_of: Mapping[str, int],
+                   merged_files: set[str]) -> tuple[list[Run], set[int]]:
         """The runs, and which of them are rewritten because other tasks have rows in their files too, and not because
-        they are merged.
+        they are merged; the task's rows by file.
 
         A run that migrates in steps is cut.
         """
         (first, last), migration = self.backend.groups, self.backend.migration
         if migration == "lazy":
             return self._runs, set()
-        width = -(-(last - first) // (1 if migration == "eager" else MIGRATION_STEPS))
-        rows = np.bincount(hashes_of(new) >> np.uint64(56), minlength=KEY_GROUPS)
+        new_rows = np.bincount(hashes_of(new) >> np.uint64(56), minlength=KEY_GROUPS)
         found, migrating = list[Run](), set[int]()
-        for run in self._runs:
-            rest: list[Run] = []
-            if run.file not in merged_files and _row_count(self._open(run)) < run.rows:
-                run, rest = hottest_range(run, width, rows)
-                migrating.add(len(found))
-            found += [run, *rest]
+        for file, rows in rows_of.items():
+            moving, rest = list[Run](), [run for run in self._runs if run.file == file]
+            if file not in merged_files and rows < rest[0].rows:
+                width = migration_width(last - first, rows, new.num_rows) if migration == "hybrid" else last - first
+                moving, rest = hottest_ranges(rest, width, new_rows)
+            migrating.update(range(len(found), len(found) + len(moving)))
+            found += [*moving, *rest]
         return found, migrating
 
 

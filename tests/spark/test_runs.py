@@ -33,7 +33,9 @@ from scalein.state.hash_runs import (
     choose_to_merge,
     hash_with_slices,
     hottest_range,
+    hottest_ranges,
     join_ranges,
+    migration_width,
     read_run,
     sort_by_hash,
     write_run,
@@ -158,6 +160,29 @@ def test_ranges_are_those_of_the_shuffle() -> None:
         targets = partition_of_key_groups(count)
         assert [(int(np.flatnonzero(targets == k)[0]), int(np.flatnonzero(targets == k)[-1]) + 1)
                 for k in range(count)] == key_group_ranges(count)
+
+
+def test_what_migrates_with_a_batch_is_in_proportion_to_it() -> None:
+    assert migration_width(64, 750, 3) == 8  # of a small state, an eighth
+    assert migration_width(86, 750, 3) == 11
+    assert migration_width(64, 1_500_000, 15_000) == 1  # of a large one, what a batch can bear
+    assert migration_width(64, 1_500_000, 70_000) == 5
+
+
+def test_ranges_of_several_runs_migrate_first_where_a_batch_has_most_rows() -> None:
+    rows = np.zeros(256, np.int64)
+    rows[[3, 200, 201]] = [5, 9, 9]
+    runs = [Run("state/a.arrow", 0, 16, 100, 1, 1), Run("state/a.arrow", 196, 202, 100, 1, 1)]
+
+    def ranges(found: list[Run]) -> list[tuple[int, int]]:
+        return [(run.first, run.last) for run in found]
+
+    moving, rest = hottest_ranges(runs, 8, rows)
+    assert ranges(moving) == [(196, 202), (2, 4)]
+    assert ranges(rest) == [(0, 2), (4, 16)]
+    moving, rest = hottest_ranges(runs, 256, rows)
+    assert sorted(ranges(moving)) == ranges(runs)
+    assert not rest
 
 
 def test_the_hottest_range_migrates_first() -> None:
