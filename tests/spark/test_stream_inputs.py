@@ -52,6 +52,8 @@ SHAPES: dict[str, tuple[str, Callable[[Flow, Flow], Flow]]] = {
         "k").agg(s=col("n").sum(), n=si.count())),
     "windows": ("final", lambda a, b: a.filter(col("x") > 0).select("k", "t").union(b.select("k", "t")).group_by(
         "k", si.tumbling("t", 7)).agg(n=si.count())),
+    "sessions": ("final", lambda a, b: a.select("k", "t").union(b.select("k", "t")).group_by(
+        "k", si.session("t", 2)).agg(n=si.count())),
 }  # fmt: skip
 
 

@@ -107,15 +107,47 @@ def test_changes_scale_and_stop(spark: Any, tmp_path: Path) -> None:
     assert_same(pa.Table.from_pylist(fold_changes(changed, ["k"]), GROUPS.schema), GROUPS.collect(everything))
 
 
+@si.udaf
+class Mean:
+    total: float = 0.0
+    n: int = 0
+
+    def update(self, x: float) -> None:
+        self.total += x
+        self.n += 1
+
+    def merge(self, other: Mean) -> None:
+        self.total += other.total
+        self.n += other.n
+
+    def finish(self) -> float:
+        return self.total / self.n
+
+
+@si.process
+class Total:
+    total: int = 0
+
+    def on_row(self, row: Any) -> Any:
+        self.total += row.x
+        yield {"t": row.t, "total": self.total}
+
+
 SHAPES: dict[str, tuple[str, Callable[[Flow], Flow]]] = {
     "rows": ("final", lambda q: q.filter(col("x") > 0).select("k", y=col("x") * 2)),
     "union": ("final", lambda q: q.select("k", "x").union(q.filter(col("x") > 5).select("k", x=-col("x")))),
     "distinct": ("final", lambda q: q.distinct("k", "x").select("k", "x")),
-    "groups": ("changes", lambda q: q.group_by("k").agg(n=si.count(), s=col("x").sum(), v=col("x").var())),
+    "groups": ("changes", lambda q: q.group_by("k").agg(n=si.count(), s=col("x").sum(), v=col("x").var(),
+                                                            m=Mean(col("x")))),
     "rows of groups": ("changes", lambda q: q.group_by("k").agg(n=si.count(), u=col("x").n_unique())),
     "groups of a union": ("changes", lambda q: q.select("k", "x").union(q.select("k", x=-col("x"))).group_by("k").agg(
         n=si.count(), s=col("x").sum())),
     "windows": ("final", lambda q: q.group_by("k", si.sliding("t", "6s", every="2s")).agg(n=si.count())),
+    "sessions": ("final", lambda q: q.group_by("k", si.session("t", "300ms")).agg(n=si.count(), m=Mean(col("x")))),
+    "process": ("final", lambda q: q.group_by("k").process(Total)),
+    "over": ("final", lambda q: q.select("k", "t", before=col("x").lag().over("k", order_by="t"))),
+    "join": ("final", lambda q: q.select("k", "t", "x").join(q.select("k", "t", y="x"), on="k",
+                                                             between=("0s", "100ms"))),
     "changes of windows": ("changes", lambda q: q.group_by("k", si.sliding("t", "6s", every="2s")).agg(n=si.count())),
 }  # fmt: skip
 
@@ -133,9 +165,11 @@ def test_shapes_give_the_rows_of_collect(shape: str, spark: Any, tmp_path: Path)
     if emit == "changes":
         keys = [name for name in ("k", "window_start") if name in want.column_names]
         got = pa.Table.from_pylist(fold_changes(got, keys), want.schema)
-    elif "window_end" in want.column_names:  # others are open
-        watermark = pc.subtract(pc.max(table["t"]), pa.scalar(10_000_000, pa.duration("us")))
+    watermark = pc.subtract(pc.max(table["t"]), pa.scalar(10_000_000, pa.duration("us")))
+    if emit == "final" and "window_end" in want.column_names:  # others are open
         want = want.filter(pc.less_equal(want["window_end"], watermark))
+    if shape in ("process", "over"):  # other rows wait
+        want = want.filter(pc.less(want["t"], watermark))
     assert got.num_rows
     assert_same(got, want, tolerance=1e-9)
 
