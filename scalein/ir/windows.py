@@ -98,6 +98,16 @@ class Window:
         """The anchor of that window: windows with an earlier one are closed."""
         return self.least_open(watermark)
 
+    # --- the windows of windows
+
+    def of_starts(self, start: Expr) -> Window:
+        """Windows each of which holds the start of one of these: what their rows are grouped by once more."""
+        return Window(start, self.every, self.every, self.offset)
+
+    def end_from(self, start: Expr) -> Expr:
+        """The end of the window that begins there, in the type of the time."""
+        return cast_to(plus(cast_to(start, I64), self.size), type_of(start))
+
     # --- the windows of a time
 
     @property

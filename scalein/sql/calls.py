@@ -11,20 +11,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache
-from math import log
+from math import log, pi
 
 from sqlglot import exp
 
-from scalein.dtypes import BOOL, STR, UNITS_PER_SECOND, DType, Kind
+from scalein.dtypes import BOOL, I64, STR, UNITS_PER_SECOND, DType, Kind
 from scalein.durations import Span
 from scalein.errors import WrongType, guess
 from scalein.ir import aggregates
 from scalein.ir.aggregates import AGGREGATES
-from scalein.ir.exprs import Agg, Call, Expr, Lit
+from scalein.ir.exprs import Agg, Call, Expr, Lit, type_of
 from scalein.ir.functions.registry import ANY, REGISTRY
+from scalein.ir.time_formats import parts, spelled_out
 from scalein.ir.unify import Refused, own_type_of
-from scalein.sql.exprs import Exprs, _in_sql, _is_null, _sql_hint
-from scalein.sql.parse import Text
+from scalein.sql.exprs import _NILADIC, Exprs, _in_sql, _is_null, _sql_hint
+from scalein.sql.parse import Text, span_of
 
 
 @cache
@@ -50,6 +51,21 @@ def names_of(source: Text, node: exp.Expr) -> list[str]:
     if isinstance(node, exp.Anonymous):
         return written or [node.name.upper()]
     return [*written, *(type(node).sql_names() if isinstance(node, exp.Func) else [])]
+
+
+def shown_name(source: Text, node: exp.Expr) -> str:
+    """What the user calls a function, for errors; the parser may know it by another name."""
+    meta, span = node._meta, span_of(node)
+    if (not meta or "start" not in meta) and span is not None and isinstance(node, exp.Func):
+        match = re.search(r"(\w+)\s*\(\s*(?:DISTINCT\s+)?$", source.text[: span[0]], re.IGNORECASE)
+        if match is not None:
+            return match[1].upper()
+    return next(iter(names_of(source, node)), type(node).__name__.upper())
+
+
+def is_function(name: str) -> bool:
+    """Whether there is a function or an aggregate of a name."""
+    return any(name.upper() in known for known in (_functions(), _COMPOSED, _aggregates()))
 
 
 def aggregate_named(source: Text, node: exp.Expr) -> tuple[str, ...]:
@@ -79,6 +95,9 @@ def call_of(e: Exprs, node: exp.Expr) -> Expr:
     if special is not None:
         return special(e, node)
     names = names_of(e.source, node)
+    clock = next((name for name in names if name in _NILADIC), None)
+    if clock is not None:
+        return e.clock(clock, node)
     composed = next((_COMPOSED[name] for name in names if name in _COMPOSED), None)
     if composed is not None:
         return composed(e, node)
@@ -87,7 +106,7 @@ def call_of(e: Exprs, node: exp.Expr) -> Expr:
         if aggregate_named(e.source, node):
             raise e.refused(f"the aggregate {names[0]} cannot stand in {e.step}", node,
                             "conditions on aggregates go into HAVING" if e.step == "WHERE" else None)
-        shown = names[0] if names else type(node).__name__.upper()
+        shown = shown_name(e.source, node)
         known = sorted({*_functions(), *_COMPOSED, *_aggregates()})
         raise e.refused(f"there is no function {shown}", node, guess(shown, known))
     given = [e.expr(each) for each in arguments(node)]
@@ -193,11 +212,22 @@ def _date_format(e: Exprs, node: exp.Expr, fn: str, given: list[Expr]) -> Expr:
     """A pattern of strftime (%Y-%m-%d), or Java's (yyyy-MM-dd)."""
     pattern = str(_constant(e, node, given[1]))
     pattern = pattern if "%" in pattern else _of_java(e, node, pattern)
-    return e.call(node, fn, _as_time(e, node, given[0]), params=(pattern,))
+    time = _as_time(e, node, given[0])
+    pieces = pattern.split(_MILLISECONDS)
+    e._checked(node, lambda: Lit(str([parts(spelled_out(piece)) for piece in pieces])))
+    texts = [e.call(node, fn, time, params=(part,)) if part else None for part in pieces]
+    found = texts[0]
+    for each in texts[1:]:
+        millis = e.call(node, "str_slice", e.call(node, fn, time, params=("%f",)), params=(0, 3))
+        for part in (millis, each):
+            found = part if found is None else found if part is None else e.call(node, "concat", found, part)
+    return Lit("") if found is None else found
 
 
+_MILLISECONDS = "%3f"
 _JAVA = {"yyyy": "%Y", "yy": "%y", "MM": "%m", "dd": "%d", "HH": "%H", "hh": "%I", "mm": "%M", "ss": "%S", "a": "%p",
-         "SSS": "%3f", "SSSSSS": "%f", "D": "%j", "DDD": "%j", "EEE": "%a", "EEEE": "%A", "MMM": "%b", "MMMM": "%B"}
+         "SSS": _MILLISECONDS, "SSSSSS": "%f", "D": "%j", "DDD": "%j", "EEE": "%a", "EEEE": "%A", "MMM": "%b",
+         "MMMM": "%B"}
 
 
 def _of_java(e: Exprs, node: exp.Expr, pattern: str) -> str:
@@ -369,10 +399,18 @@ def _date_diff(e: Exprs, node: exp.Expr) -> Expr:
     """The whole units between two times, towards zero (Flink's TIMESTAMPDIFF); DuckDB's DATE_DIFF counts borders."""
     end, start = e.expr(node.this), e.expr(node.args["expression"])
     unit = node.args["unit"].name.upper().removesuffix("S")
+    return _difference(e, node, unit, end, start, counts_borders=isinstance(node, exp.DateDiff))
+
+
+def _difference(e: Exprs, node: exp.Expr, unit: str, end: Expr, start: Expr, counts_borders: bool) -> Expr:
     end, start = _as_time(e, node, end), _as_time(e, node, start)
     end, start = e.meeting(node, end, start)
-    names = names_of(e.source, node)
-    if names and names[0] in ("DATE_DIFF", "DATEDIFF") and unit in _FIXED:
+    names = [shown_name(e.source, node)]
+    if counts_borders and unit in ("YEAR", "QUARTER", "MONTH"):
+        return e.call(node, "sub", *(_calendar(e, node, each, unit) for each in (end, start)))
+    if counts_borders and unit == "WEEK":
+        return e.truncating(node, "floordiv", _difference(e, node, "DAY", end, start, True), Lit(7))
+    if counts_borders and unit in _FIXED:
         end, start = (_floored(e, node, e._stamp(node, each, "us"), timedelta_of(unit)) for each in (end, start))
     total = {"DAY": "dt_total_days", "HOUR": "dt_total_hours", "MINUTE": "dt_total_minutes",
              "SECOND": "dt_total_seconds", "MILLISECOND": "dt_total_milliseconds",
@@ -380,6 +418,91 @@ def _date_diff(e: Exprs, node: exp.Expr) -> Expr:
     if total is None:
         raise e.refused(f"{names[0] if names else 'DATE_DIFF'} does not take {unit!r}", node, ", ".join(_FIXED))
     return e.call(node, total, e.call(node, "sub", end, start))
+
+
+def _calendar(e: Exprs, node: exp.Expr, time: Expr, unit: str) -> Expr:
+    """The number of a year, or of a quarter or month since the year 0."""
+    time = e.with_type(node, time)
+    year = e.call(node, "cast", e.call(node, "dt_year", time), dtype=I64)
+    if unit == "YEAR":
+        return year
+    part, count = ("dt_month", 12) if unit == "MONTH" else ("dt_quarter", 4)
+    return e.call(node, "add", e.call(node, "mul", year, Lit(count)), e.call(node, part, time))
+
+
+def _timestamp_diff(e: Exprs, node: exp.Expr) -> Expr:
+    """Flink's TIMESTAMPDIFF(unit, start, end): whole units."""
+    unit, start, end = arguments(node)
+    return _difference(e, node, unit.name.upper().removesuffix("S"), e.expr(end), e.expr(start), counts_borders=False)
+
+
+def _timestamp_add(e: Exprs, node: exp.Expr) -> Expr:
+    """Flink's TIMESTAMPADD(unit, n, t)."""
+    unit, number, time = arguments(node)
+    length = e.expr(exp.Interval(this=number.copy(), unit=exp.var(unit.name)))
+    return e.arithmetic(node, "add", _as_time(e, node, e.expr(time)), length)
+
+
+def _padded(e: Exprs, node: exp.Expr) -> Expr:
+    """LPAD and RPAD to a number of letters; what is longer is cut."""
+    text, count = e.with_type(node, e.expr(node.this)), _integer(e, node, e.expr(node.args["expression"]))
+    by = str(_constant(e, node, e.expr(node.args["fill_pattern"])) if node.args.get("fill_pattern") else " ")
+    if not 0 <= count <= 1000 or not by or (node.args.get("is_left") and len(by) != 1):
+        raise e.refused(f"{shown_name(e.source, node)} takes a length up to 1,000, and a letter to fill with", node)
+    filling = Lit((by * count)[:count])
+    if not node.args.get("is_left"):
+        return e.call(node, "str_slice", e.call(node, "concat", text, filling), params=(0, count))
+    padded = e.call(node, "str_slice", e.call(node, "concat", filling, text), params=(-count, None))
+    is_long = e.call(node, "ge", e.call(node, "str_len", text), Lit(count))
+    return e.call(node, "if_else", is_long, e.call(node, "str_slice", text, params=(0, count)), padded)
+
+
+def _repeated(e: Exprs, node: exp.Expr) -> Expr:
+    text, count = e.with_type(node, e.expr(node.this)), _signed(e, node, e.expr(node.args["times"]))
+    if count > 100:
+        raise e.refused("REPEAT takes a number up to 100", node)
+    found = text if count > 0 else e.call(node, "str_slice", text, params=(0, 0))
+    for _ in range(count - 1):
+        found = e.call(node, "concat", found, text)
+    return found
+
+
+def _position(e: Exprs, node: exp.Expr) -> Expr:
+    """Where a text first stands in another, from 1 on; 0 if nowhere."""
+    text = e.with_type(node, e.expr(node.this))
+    part = str(_constant(e, node, e.expr(node.args["substr"])))
+    if not part:
+        return e.call(node, "if_else", e.call(node, "is_null", text), Lit(None, I64), Lit(1, I64))
+    before = e.call(node, "str_len", e.call(node, "str_split_part", text, params=(part, 1)))
+    there = e.call(node, "contains", text, params=(part,))
+    return e.call(node, "if_else", there, e.call(node, "add", before, Lit(1)), e.call(node, "is_null", text), Lit(None),
+                  Lit(0))
+
+
+def _cut(e: Exprs, node: exp.Expr) -> Expr:
+    """TRUNC(x): towards zero."""
+    if len(arguments(node)) != 1:
+        raise e.refused("TRUNC takes one argument", node, "ROUND takes a number of places")
+    arg = e.with_type(node, e.expr(arguments(node)[0]))
+    if type_of(arg).is_int:
+        return arg
+    return e.call(node, "if_else", e.call(node, "lt", arg, Lit(0)), e.call(node, "ceil", arg),
+                  e.call(node, "floor", arg))
+
+
+def _scaled(by: float) -> Callable[[Exprs, exp.Expr], Expr]:
+    return lambda e, node: e.call(node, "mul", e.expr(arguments(node)[0]), Lit(by))
+
+
+def _count_letter(e: Exprs, node: exp.Expr) -> Expr:
+    """How often a letter is in a text: the function that Nexmark's q14 brings for Flink."""
+    text, letter = (e.expr(each) for each in arguments(node))
+    given = str(_constant(e, node, letter))
+    if len(given) != 1:
+        raise e.refused("COUNT_CHAR takes one letter", node)
+    text = e.with_type(node, text)
+    rest = e.call(node, "str_replace", text, params=(given, ""))
+    return e.call(node, "sub", *(e.call(node, "str_len", each) for each in (text, rest)))
 
 
 def _time_of(e: Exprs, node: exp.Expr) -> Expr:
@@ -391,6 +514,7 @@ def _time_of(e: Exprs, node: exp.Expr) -> Expr:
 def _text_of_time(e: Exprs, node: exp.Expr) -> Expr:
     """STRFTIME."""
     pattern = str(e.constant(node.args["format"]))
+    e._checked(node, lambda: Lit(str(parts(spelled_out(pattern)))))
     return e.call(node, "dt_strftime", _as_time(e, node, e.expr(node.this)), params=(pattern,))
 
 
@@ -476,12 +600,15 @@ def _window_outside(e: Exprs, node: exp.Expr) -> Expr:
 
 _SPECIAL: dict[type[exp.Expr], Callable[[Exprs, exp.Expr], Expr]] = {
     exp.Extract: _extract_part, exp.TimestampTrunc: _truncated, exp.DateTrunc: _truncated, exp.DateDiff: _date_diff,
-    exp.TimestampDiff: _date_diff, exp.StrToTime: _time_of, exp.TimeToStr: _text_of_time, exp.Concat: _concat,
+    exp.TimestampDiff: _timestamp_diff, exp.Pad: _padded, exp.Repeat: _repeated, exp.StrPosition: _position,
+    exp.Trunc: _cut, exp.StrToTime: _time_of, exp.TimeToStr: _text_of_time, exp.Concat: _concat,
     exp.DateAdd: _add_time, exp.TimestampAdd: _add_time, exp.TsOrDsToDate: _to_date,
     exp.Date: _to_date,
 }
 _COMPOSED: dict[str, Callable[[Exprs, exp.Expr], Expr]] = {
     "DATE_PART": _date_part, "SPLIT_INDEX": _split_index, "LOG10": _log, "LOG": _log, "LOG2": _log,
+    "TIMESTAMPADD": _timestamp_add, "COUNT_CHAR": _count_letter, "PI": lambda e, node: Lit(pi),
+    "DEGREES": _scaled(180 / pi), "RADIANS": _scaled(pi / 180),
     "SIGN": _sign, "LEFT": _left, "RIGHT": _right, "EPOCH_MS": _epoch("ms"), "EPOCH_US": _epoch("us"),
     "DAYOFWEEK": lambda e, node: _part(e, node, "DOW", e.expr(arguments(node)[0])),
     "TUMBLE": _window_outside, "HOP": _window_outside, "SESSION": _window_outside, "CUMULATE": _window_outside,
@@ -531,6 +658,7 @@ def like(e: Exprs, node: exp.Expr, ignores_case: bool, escape: str = "") -> Expr
 
 _EXTRA_AGGREGATES: dict[type[exp.Expr], tuple[str, ...]] = {
     exp.Median: ("quantile",), exp.PercentileCont: ("quantile",), exp.Quantile: ("quantile",),
+    exp.AnyValue: ("first",), exp.LogicalAnd: ("min",), exp.LogicalOr: ("max",), exp.CountIf: ("count",),
 }
 
 
@@ -551,8 +679,13 @@ def aggregate_of(e: Exprs, node: exp.Expr, grouped: bool) -> Agg:
     if is_distinct:
         given = list(given[0].expressions)
     given = [each for each in given if not isinstance(each, exp.Star)]
+    if isinstance(call, exp.CountIf | exp.LogicalAnd | exp.LogicalOr):
+        condition = replace_step(e, shown_name(e.source, call)).condition(given[0])
+        if isinstance(call, exp.CountIf):
+            where = condition if where is None else e.call(node, "and", where, condition)
+            given = []
     fn = next((each for each in fns if AGGREGATES[each].arity == len(given)), fns[0])
-    shown = names_of(e.source, call)[0] if names_of(e.source, call) else type(call).__name__.upper()
+    shown = shown_name(e.source, call)
     is_descending = False
     if ordered is not None:
         if len(ordered.expressions) != 1 or fn not in ("quantile", "approx_quantile"):

@@ -14,13 +14,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from warnings import warn
 
 from sqlglot import exp
 
 from scalein.dtypes import BOOL, DATE, F32, F64, I32, I64, MAX_PRECISION, STR, TIMES, DType, Kind
 from scalein.errors import BadSql, ScaleinError, WrongType
-from scalein.ir.exprs import Call, Expr, Lit, type_of
+from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
 from scalein.ir.functions.registry import REGISTRY
+from scalein.ir.ops.process import time_of
+from scalein.ir.time_formats import BadFormat
 from scalein.ir.unify import Refused, own_type_of, type_literal
 from scalein.sql.parse import Text, span_of, unwrapped
 from scalein.sql.scope import Relation, column
@@ -168,9 +171,19 @@ class Exprs:
             if len(structs) == 1:
                 return self._fields(structs[0].expr, [node.name], node)
         if not scope.find(node.name, node.table) and node.name.upper() in _NILADIC and not node.table:
-            raise self.refused(f"{node.name} is not known when a flow is planned: results would not repeat", node,
-                               "give the time as a constant, or use event time")
+            return self.clock(node.name.upper(), node)
         return column(scope, node.name, node.table, self.source, span_of(node), self.step).expr
+
+    def clock(self, name: str, node: exp.Expr) -> Expr:
+        """The time of the clock, which no flow knows; PROCTIME() of a stream with event time is read as that."""
+        event = time_of(self.relation.op) if name == "PROCTIME" else ""
+        field = self.relation.op.schema.get(event) if event else None
+        if field is None:
+            raise self.refused(f"{name} is not known when a flow is planned: results would not repeat", node,
+                               "give the time as a constant, or use event time")
+        warn(f"PROCTIME() is read as the event time {event!r}: results do not depend on when a flow runs",
+             RuntimeWarning, stacklevel=2)
+        return Col(field.name, field.dtype, field.nullable)
 
     def _fields(self, struct: Expr, names: list[str], node: exp.Expr) -> Expr:
         for name in names:
@@ -195,6 +208,9 @@ class Exprs:
             return make()
         except Refused as refused:
             raise self.source.error(WrongType, _in_sql(refused.what), node, hint=_sql_hint(refused.hint)) from None
+        except BadFormat as wrong:
+            raise self.refused(f"this format of times cannot be read: {wrong}", node, "for example '%Y-%m-%d %H:%M'"
+                               ) from None
 
     def with_type(self, node: exp.Expr, arg: Expr) -> Expr:
         """An argument that has a type."""
@@ -339,7 +355,9 @@ class Exprs:
         return self.call(node, "if_else", moves, other, found)
 
 
-_NILADIC = ("CURRENT_TIMESTAMP", "CURRENT_DATE", "CURRENT_TIME", "LOCALTIMESTAMP", "NOW", "PROCTIME")
+_NILADIC = ("CURRENT_TIMESTAMP", "CURRENT_DATE", "CURRENT_TIME", "LOCALTIMESTAMP", "LOCALTIME", "NOW", "PROCTIME",
+            "GET_CURRENT_TIMESTAMP", "TODAY", "CURRENT_ROW_TIMESTAMP", "UNIX_TIMESTAMP", "RANDOM", "RAND", "UUID",
+            "GEN_RANDOM_UUID")
 
 
 def _is_months(arg: Expr) -> bool:
@@ -464,8 +482,18 @@ def _not(e: Exprs, node: exp.Expr) -> Expr:
     return e.call(node, "not", _as_condition(e, node.this, "NOT"))
 
 
-def _arithmetic(fn: str) -> Rule:
-    return lambda e, node: e.arithmetic(node, fn, e.expr(node.this), e.expr(node.args["expression"]))
+def _arithmetic(e: Exprs, node: exp.Expr) -> Expr:
+    """A chain such as a + b - c, from its innermost operand on: as long as it likes, since nothing recurses."""
+    chain = [node]
+    while type(inner := chain[-1].this) in _ARITHMETIC and id(inner) not in e.known and e.keys is None:
+        chain.append(inner)
+    found = e.expr(chain[-1].this)
+    for each in reversed(chain):
+        found = e.arithmetic(each, _ARITHMETIC[type(each)], found, e.expr(each.args["expression"]))
+    return found
+
+
+_ARITHMETIC: dict[type[exp.Expr], str] = {exp.Add: "add", exp.Sub: "sub", exp.Mul: "mul", exp.Div: "div"}
 
 
 def _truncating(fn: str) -> Rule:
@@ -520,10 +548,10 @@ def _between(e: Exprs, node: exp.Expr) -> Expr:
 def _in(e: Exprs, node: exp.Expr) -> Expr:
     if node.args.get("query") is not None:
         raise e.refused("a subquery cannot stand here", node, "put IN (SELECT ...) into WHERE")
+    if isinstance(unwrapped(node.this), exp.Tuple):
+        return _in_rows(e, node, unwrapped(node.this).expressions)
     listed = [e.expr(each) for each in node.expressions]
     arg = e.expr(node.this)
-    if isinstance(unwrapped(node.this), exp.Tuple):
-        raise e.refused("IN with several columns takes a subquery", node, "compare the columns one by one")
     met = e.meeting(node, arg, *listed)
     arg, listed = met[0], list(met[1:])
     if all(isinstance(each, Lit) for each in listed) and not isinstance(arg, Lit):
@@ -544,6 +572,25 @@ def _in(e: Exprs, node: exp.Expr) -> Expr:
     for test in tests[1:]:
         found = e.call(node, "or", found, test)
     return found
+
+
+def _in_rows(e: Exprs, node: exp.Expr, values: list[exp.Expr]) -> Expr:
+    """(a, b) IN ((1, 2), (3, 4))."""
+    tests: list[Expr] = []
+    for each in node.expressions:
+        row = unwrapped(each)
+        if not isinstance(row, exp.Tuple) or len(row.expressions) != len(values):
+            raise e.refused(f"IN compares {len(values)} columns with something else", each,
+                            "(a, b) IN ((1, 2), (3, 4))")
+        same = [_compare("eq")(e, exp.EQ(this=a, expression=b)) for a, b in zip(values, row.expressions, strict=True)]
+        found = same[0]
+        for test in same[1:]:
+            found = e.call(node, "and", found, test)
+        tests.append(found)
+    whole = tests[0]
+    for test in tests[1:]:
+        whole = e.call(node, "or", whole, test)
+    return whole
 
 
 def _case(e: Exprs, node: exp.Expr) -> Expr:
@@ -633,7 +680,12 @@ def _cast(e: Exprs, node: exp.Expr) -> Expr:
     if _is_null(arg):
         return Lit(None, target)
     if isinstance(arg, Lit) and isinstance(arg.value, str) and target.kind in TIMES and target.kind is not Kind.DUR:
-        found = e._read(node, arg, target)
+        try:
+            found = e._read(node, arg, target)
+        except WrongType:
+            if isinstance(node, exp.TryCast):
+                return Lit(None, target)
+            raise
         if isinstance(found, Lit) and isinstance(found.value, datetime) and target.kind in (Kind.DATE, Kind.DATE64):
             return Lit(found.value.date())
         return found
@@ -769,8 +821,8 @@ _RULES: dict[type[exp.Expr], Rule] = {
     exp.GT: _compare("gt"), exp.GTE: _compare("ge"),
     exp.NullSafeEQ: _distinct_from(True), exp.NullSafeNEQ: _distinct_from(False),
     exp.And: _logic("and"), exp.Or: _logic("or"), exp.Not: _not,
-    exp.Add: _arithmetic("add"), exp.Sub: _arithmetic("sub"), exp.Mul: _arithmetic("mul"),
-    exp.Div: _arithmetic("div"), exp.IntDiv: _truncating("floordiv"), exp.Mod: _truncating("mod"),
+    **dict.fromkeys(_ARITHMETIC, _arithmetic),
+    exp.IntDiv: _truncating("floordiv"), exp.Mod: _truncating("mod"),
     exp.Neg: _negative, exp.Is: _is, exp.Between: _between, exp.In: _in, exp.Case: _case, exp.If: _if,
     exp.Coalesce: _coalesce, exp.Nullif: _nullif, exp.Cast: _cast, exp.TryCast: _cast, exp.Interval: _interval,
     exp.Subquery: _subquery, exp.Select: _subquery, exp.Exists: _subquery, exp.Window: _over_here, exp.Dot: _dot,

@@ -8,7 +8,7 @@ An outer join is between what came before it and its right side.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -79,6 +79,7 @@ class FromClause:
         self.at = planner.at
         self.env = env
         self.outer = outer
+        self.aliases: dict[str, exp.Expr] = {}  # outputs of SELECT, which WHERE may name where no column is called so
         self.tables: set[str] = set()  # those of this FROM, in lower case: their names mean no structs
 
     def rows(self, node: exp.Select) -> Rows:
@@ -91,6 +92,7 @@ class FromClause:
         conditions = list(conjuncts(where.this)) if where is not None else []
         plain = [each for each in conditions if not has_subquery(each)]
         plain += [common for each in plain for common in in_every_branch(each)]
+        self.aliases = {each.alias.lower(): each.this for each in node.expressions if isinstance(each, exp.Alias)}
         if clause is None:
             relation = Relation(_nothing(self.planner), (), tables=())
             for each in plain:
@@ -121,6 +123,7 @@ class FromClause:
         given: list[exp.Expr] = []  # of ON
         rights = [windows.as_columns(self.planner.table(join.this, self.env), self.source) for join in joins]
         self.tables = {table.lower() for each in (first, *rights) for table in each.tables}
+        conditions = [self._with_aliases(each, (first, *rights)) for each in conditions]
         for join, right in zip(joins, rights, strict=True):
             self._check_names([each for group in groups for each in group], right, join)
             kind = self._kind(join)
@@ -154,6 +157,18 @@ class FromClause:
                     relation = windows.as_columns(relation, self.source)
                 relation = filtered(relation, Exprs(self.source, relation, "WHERE").condition(each), self.at)
         return relation, links
+
+    def _with_aliases(self, node: exp.Expr, relations: Sequence[Relation]) -> exp.Expr:
+        """A condition of WHERE, where names of outputs are what these are."""
+        def meant(each: exp.Expr) -> exp.Expr | None:
+            if not isinstance(each, exp.Column) or each.table or any(one.find(each.name) for one in relations):
+                return None
+            found = self.aliases.get(each.name.lower())
+            return None if found is None or found.find(exp.AggFunc, exp.Window, exp.Query) is not None else found
+
+        if not any(meant(each) is not None for each in node.find_all(exp.Column)):
+            return node
+        return node.transform(lambda each: each if (found := meant(each)) is None else exp.Paren(this=found.copy()))
 
     def _kind(self, join: exp.Expr) -> str:
         side, kind, method = (str(join.args.get(name) or "").upper() for name in ("side", "kind", "method"))

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
-from scalein.dtypes import I64
 from scalein.errors import WrongType
 from scalein.ir.exprs import Agg, Col, Expr, Named, NamedAgg, type_of
-from scalein.ir.functions.arithmetic import plus
 from scalein.ir.internal_names import internal
 from scalein.ir.ops import Aggregate, Op, Project
 from scalein.ir.rewrite import substitute
-from scalein.ir.unify import cast_to, nested_hint
+from scalein.ir.unify import nested_hint
 from scalein.sql import windows
 from scalein.sql.calls import aggregate_named, aggregate_of, arguments, names_of
 from scalein.sql.exprs import Exprs
@@ -157,8 +155,7 @@ def _completed(op: Op, window: EventWindow, before: EventWindow | None, keys: li
     start = Col("window_start", fields["window_start"].dtype, False)
     items = {f.name: Named(f.name, Col(f.name, f.dtype, f.nullable)) for f in op.schema}
     if before is not None and before.window is not None:
-        end = plus(cast_to(start, I64), before.window.size)
-        items["window_end"] = Named("window_end", cast_to(end, type_of(start)))
+        items["window_end"] = Named("window_end", before.window.end_from(start))
     made = [Named(key.name, substitute(key.expr, {window.time.name: start})) for key in keys
             if isinstance(window.time, Col)]
     return Project(op, (*made, *items.values()), at=planner.at)

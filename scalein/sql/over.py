@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
-from scalein.dtypes import BOOL
+from scalein.dtypes import BOOL, I64
 from scalein.durations import Span, in_units
-from scalein.errors import WrongType
+from scalein.errors import SourceLoc, WrongType
 from scalein.ir.exprs import Agg, Call, Col, Expr, type_of
 from scalein.ir.internal_names import internal
 from scalein.ir.ops import LAST_WINDOW, By, Filter, Op, Over
@@ -88,6 +88,13 @@ def _time(op: Op, relation: Relation, keys: tuple[Expr, ...], by: tuple[By, ...]
     if field is None or len(by) != 1:
         return ""
     return event if by[0].expr == Col(field.name, field.dtype, field.nullable) and not by[0].descending else ""
+
+
+def numbered(op: Op, keys: tuple[Expr, ...], by: tuple[By, ...], at: SourceLoc) -> tuple[Op, Col]:
+    """The rows with their numbers from 1 on, among those with the same keys, and the column that has them."""
+    number = Col(fresh(internal("number"), op.schema.names), I64, False)
+    call = OverCall(number.name, WINDOW_FUNCTIONS["row_number"].typed(Agg("row_number", (), at=at), ()), Frame())
+    return Over(op, keys, by, (call,), nulls_last=True, at=at), number
 
 
 def _calls(node: exp.Expr) -> list[exp.Expr]:

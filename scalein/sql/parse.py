@@ -17,8 +17,8 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from scalein.errors import BadSql, ScaleinError, SourceLoc, guess
-from scalein.sql import unsupported
-from scalein.sql.dialect import DIALECT, rewritten, word
+from scalein.sql import rewrites, unsupported
+from scalein.sql.dialect import DIALECT, closing, rewritten, word
 
 Error = TypeVar("Error", bound=ScaleinError)
 Span = tuple[int, int]  # the first character, and the one after the last
@@ -60,6 +60,58 @@ class Text:
         """What the user wrote for a node, on one line."""
         span = span_of(node)
         return "" if span is None else " ".join(_balanced(self.text, span).split())
+
+
+    def items(self, node: exp.Expr) -> list[str] | None:
+        """What the user wrote for each item of a SELECT, on one line; None where that cannot be made out."""
+        anchor = next((found for each in node.expressions if each.find(exp.Query) is None
+                       and (found := span_of(each)) is not None), None)
+        if anchor is None:
+            return None
+        tokens = [token for statement in statements(self) for token in statement.tokens]
+        at = next((k for k, token in enumerate(tokens) if token.start >= anchor[0]), 0)
+        depth = 0
+        while at and (depth or tokens[at].token_type is not TokenType.SELECT):
+            at -= 1
+            kind = tokens[at].token_type
+            depth = depth + 1 if kind is TokenType.R_PAREN else max(0, depth - (kind is TokenType.L_PAREN))
+        listed = _listed(tokens, at + 1)
+        if tokens[at].token_type is not TokenType.SELECT or len(listed) != len(node.expressions):
+            return None
+        return [" ".join(self.text[first.start : last.end + 1].split()) for first, last in listed]
+
+
+_ENDS = (TokenType.FROM, TokenType.WHERE, TokenType.GROUP_BY, TokenType.HAVING, TokenType.QUALIFY, TokenType.ORDER_BY,
+         TokenType.LIMIT, TokenType.OFFSET, TokenType.UNION, TokenType.EXCEPT, TokenType.INTERSECT, TokenType.WINDOW,
+         TokenType.FETCH, TokenType.SELECT)
+
+
+def _listed(tokens: list[Token], at: int) -> list[tuple[Token, Token]]:
+    """The first and the last token of each item after SELECT."""
+    if at < len(tokens) and tokens[at].token_type in (TokenType.DISTINCT, TokenType.ALL):
+        at += 1
+        if word(tokens[at]) == "ON":
+            at = closing(tokens, at + 1) + 1
+    found: list[tuple[Token, Token]] = []
+    depth, first, last = 0, None, None
+    for k, token in enumerate(tokens[at:], at):
+        kind = token.token_type
+        is_end = kind in _ENDS and not (
+            (kind is TokenType.FROM and tokens[k - 1].token_type is TokenType.DISTINCT)
+            or (kind is TokenType.EXCEPT and tokens[k - 1].token_type is TokenType.STAR))
+        if depth == 0 and (is_end or kind in (TokenType.COMMA, TokenType.R_PAREN)):
+            if first is not None and last is not None:
+                found.append((first, last))
+            first = last = None
+            if kind is not TokenType.COMMA:
+                return found
+            continue
+        depth += (kind in (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE)) - (
+            kind in (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE))
+        first, last = first or token, token
+    if first is not None and last is not None:
+        found.append((first, last))
+    return found
 
 
 def span_of(node: exp.Expr) -> Span | None:
@@ -134,6 +186,7 @@ def tree(source: Text, statement: Statement, first: int = 0) -> exp.Expr:
         return _trees[key]
     found = parsed(source, list(statement.tokens[first:]))
     unsupported.check(source, found)
+    found = rewrites.rewritten(found)
     if key is not None:
         while len(_trees) >= _MAX_TREES:
             _trees.pop(next(iter(_trees)), None)

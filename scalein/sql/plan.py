@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
-from scalein.dtypes import BOOL, DType, Kind, alike
+from scalein.dtypes import BOOL, I64, DType, Kind, alike
 from scalein.errors import BadName, BadSql, WrongType, guess
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.internal_names import internal
-from scalein.ir.ops import By, Distinct, Limit, Op, Project, Sort, Union
+from scalein.ir.ops import By, Distinct, Filter, Limit, Op, Project, Sort, Union
 from scalein.ir.unify import common_type, nested_hint
 from scalein.sql import windows
 from scalein.sql.calls import arguments, names_of
 from scalein.sql.dialect import WINDOW_FUNCTIONS
 from scalein.sql.exprs import Exprs
 from scalein.sql.inputs import Inputs, files
+from scalein.sql.over import numbered
 from scalein.sql.parse import Text, conjuncts, span_of, unwrapped
 from scalein.sql.scope import EventWindow, Relation, fresh, unknown
 
@@ -297,8 +298,10 @@ class Planner:
     def _outputs(self, node: exp.Select, relation: Relation) -> Iterator[Output]:
         """What SELECT lists, with `*` written out; names are distinct."""
         taken: set[str] = set()
-        for each in node.expressions:
-            for found in self._expanded(each, relation):
+        texts = None if all(isinstance(each, exp.Alias | exp.Column | exp.Star) for each in node.expressions) else (
+            self.source.items(node))
+        for number_of, each in enumerate(node.expressions):
+            for found in self._expanded(each, relation, None if texts is None else texts[number_of]):
                 name = found.name
                 number = 1
                 while name in taken:
@@ -306,10 +309,11 @@ class Planner:
                 taken.add(name)
                 yield replace(found, name=name)
 
-    def _expanded(self, node: exp.Expr, relation: Relation) -> Iterator[Output]:
+    def _expanded(self, node: exp.Expr, relation: Relation, text: str | None = None) -> Iterator[Output]:
         star = node if isinstance(node, exp.Star) else node.this if isinstance(node, exp.Column) else None
         if not isinstance(star, exp.Star):
-            yield Output(self._name(node, relation), unwrapped(node.this if isinstance(node, exp.Alias) else node))
+            value = node.this if isinstance(node, exp.Alias) else node
+            yield Output(self._name(node, relation, text), unwrapped(value))
             return
         table = node.args["table"].name if isinstance(node, exp.Column) and node.args.get("table") else ""
         without = {each.name.lower() for each in star.args.get("except_") or star.args.get("except") or []}
@@ -331,8 +335,8 @@ class Planner:
                 yield Output(each.name, None, each.expr) if relation.window is None or not relation.window.is_pending \
                     else Output(each.name, reference)
 
-    def _name(self, node: exp.Expr, relation: Relation) -> str:
-        """The name of an output: its alias, that of its column, or its text."""
+    def _name(self, node: exp.Expr, relation: Relation, text: str | None) -> str:
+        """The name of an output: its alias, that of its column, or what the user wrote."""
         if isinstance(node, exp.Alias):
             return str(node.alias)
         node = unwrapped(node)
@@ -341,7 +345,7 @@ class Planner:
             return found[0].name if len(found) == 1 else node.name
         if isinstance(node, exp.Dot):
             return node.args["expression"].name or "value"
-        return (self.source.of(node) or type(node).__name__.lower())[:80]
+        return (text or self.source.of(node) or type(node).__name__.lower())[:80]
 
     # --- ORDER BY, DISTINCT, LIMIT
 
@@ -437,9 +441,13 @@ class Planner:
         limit, offset = node.args.get("limit"), node.args.get("offset")
         count = None if limit is None else self.count(limit, "LIMIT", e)
         first = 0 if offset is None else self.count(offset, "OFFSET", e) or 0
-        if first:
-            raise self.error("OFFSET is not supported", offset, "LIMIT without it is")
-        return op if count is None else Limit(op, count, at=self.at)
+        if not first:
+            return op if count is None else Limit(op, count, at=self.at)
+        op = op if count is None else Limit(op, first + count, at=self.at)
+        rows, number = numbered(op, (), (), self.at)
+        among = Call("gt", (number, Lit(first, I64)), dtype=BOOL, nullable=False, at=self.at)
+        kept = Sort(Filter(rows, among, at=self.at), (By(number),), True, at=self.at)
+        return Project(kept, tuple(Named(f.name, Col(f.name, f.dtype, f.nullable)) for f in op.schema), at=self.at)
 
     def count(self, node: exp.Expr, what: str, e: Exprs) -> int | None:
         """The constant of LIMIT or OFFSET; None for ALL."""

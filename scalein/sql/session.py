@@ -11,11 +11,12 @@ from sqlglot import exp
 from scalein.api.column import Column, col, lit
 from scalein.api.flow import Flow
 from scalein.errors import NOWHERE, BadSql, ScaleinError, SourceLoc, guess
+from scalein.sql.calls import is_function
 from scalein.sql.dialect import word
 from scalein.sql.inputs import Inputs
 from scalein.sql.parse import Statement, Text, statements, tree
 from scalein.sql.plan import Planner
-from scalein.sql.tables import Maker, Table, declared
+from scalein.sql.tables import SINKS, Maker, Table, declared
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ class Session:
     {'shop': ['b']}
     """
 
-    def __init__(self, given: Mapping[str, object] | None = None,
+    def __init__(self, given: Mapping[str, object] | Inputs | None = None,
                  connectors: Mapping[str, Maker] | None = None) -> None:
-        self.inputs = Inputs(given or {}, NOWHERE)
+        self.inputs = given if isinstance(given, Inputs) else Inputs(given or {}, NOWHERE)
         self.tables: dict[str, Table] = {}
         self._waiting: dict[str, None] = {}  # tables that no query can read yet
         self._connectors = dict(connectors or {})
@@ -88,15 +89,15 @@ class Session:
             return []
         return [] if op is None else op.schema.names
 
-    def steps(self, text: str, file: str | None = None) -> Iterator[Step]:
+    def steps(self, text: str, file: str | None = None, at: SourceLoc = NOWHERE) -> Iterator[Step]:
         """What the statements of a text ask for; one after the other, since each sees what those before did.
 
-        INSERTs that follow one another come together.
+        INSERTs that follow one another come together. The text is in a file, or at a place of the user's program.
         """
         inserts: list[Insert] = []
-        for statement in statements(Text(text, NOWHERE)):
+        for statement in statements(Text(text, at)):
             line = text.count("\n", 0, statement.span[0]) + 1
-            source = Text(text, NOWHERE if file is None else SourceLoc(file, line))
+            source = Text(text, at if file is None else SourceLoc(file, line))
             if statement.starts("INSERT"):
                 inserts.append(self._insert(source, statement))
                 continue
@@ -132,8 +133,14 @@ class Session:
     def _create(self, source: Text, statement: Statement) -> Step:
         is_query = any(statement.starts(*words) for words in (
             ("CREATE", "VIEW"), ("CREATE", "TEMPORARY", "VIEW"), ("CREATE", "OR"))) or _has_query(statement)
+        if any(word(token) == "FUNCTION" for token in statement.tokens[1:3]):
+            return self._function(source, statement)
         if not is_query:
             table = declared(source, statement)
+            known = (*SINKS, *self._connectors)
+            if table.connector not in known:
+                raise table.error(f"there is no connector {table.connector!r}", guess(table.connector, known),
+                                  has=", ".join(known))
             self.tables[table.name] = table
             if table.connector in ("filesystem", *self._connectors):
                 self._waiting[table.name] = None
@@ -144,13 +151,37 @@ class Session:
                 node.args.get("expression"), exp.Query):
             raise source.error(BadSql, "CREATE makes a view of a query, or a table", statement.span,
                                hint="CREATE VIEW v AS SELECT ...")
-        name, flow = node.this.name, self._flow(source, node.args["expression"])
+        others = [each for each in (node.args["properties"].expressions if node.args.get("properties") else [])
+                  if not isinstance(each, exp.TemporaryProperty)]
+        if others:
+            raise source.error(BadSql, "a view of a query takes no options", others[0])
+        columns = node.this.expressions if isinstance(node.this, exp.Schema) else []
+        name = (node.this.this if isinstance(node.this, exp.Schema) else node.this).name
+        if node.args.get("exists") and name in self.names():
+            return Done(f"{node.args['kind'].lower()} {name}, which is there")
+        flow = self._flow(source, node.args["expression"])
+        if columns:
+            if len(columns) != len(flow.columns) or not all(isinstance(each, exp.Identifier) for each in columns):
+                raise source.error(BadSql, f"the query has {len(flow.columns)} columns, and {len(columns)} are named",
+                                   node.this, query=", ".join(flow.columns))
+            flow = flow.select(**{each.name: col(given) for each, given in zip(columns, flow.columns, strict=True)})
         if node.args["kind"] == "TABLE":
             from scalein.api.sources import from_arrow
 
             flow = from_arrow(flow.collect())
         self.inputs.add(name, flow)
         return Done(f"{node.args['kind'].lower()} {name}")
+
+    def _function(self, source: Text, statement: Statement) -> Step:
+        """CREATE FUNCTION of one that is there already: published scripts name the class that computes it."""
+        names = [token.text for token in statement.tokens[1:8]]
+        start = next(k for k, name in enumerate(names) if name.upper() == "FUNCTION") + 1
+        start += 3 if [name.upper() for name in names[start : start + 3]] == ["IF", "NOT", "EXISTS"] else 0
+        name = names[start] if start < len(names) else ""
+        if not is_function(name):
+            raise source.error(BadSql, f"the function {name} cannot be made in SQL", statement.span,
+                               hint="a compiled one in Python: @si.udf, in with_columns before the query")
+        return Done(f"function {name}, which is there")
 
     def _find_sources(self) -> None:
         """Makes tables that are there by now ones that queries can read: a folder may be written to first."""

@@ -17,15 +17,14 @@ from scalein.ir.aggregates import AGGREGATES, typed
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, Named, NamedAgg, columns, type_of
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.internal_names import internal
-from scalein.ir.ops import Aggregate, Distinct, Over, Project
-from scalein.ir.over import WINDOW_FUNCTIONS, Frame, OverCall
+from scalein.ir.ops import Aggregate, Distinct, Project
 from scalein.sql import windows
 from scalein.sql.calls import aggregate_of
 from scalein.sql.exprs import Exprs
 from scalein.sql.from_clause import FromClause
 from scalein.sql.groups import aggregates_in, has_aggregates
 from scalein.sql.joins import Pair, equi_join, filtered, null_safe_semi
-from scalein.sql.over import ordered_by
+from scalein.sql.over import numbered, ordered_by
 from scalein.sql.parse import unwrapped
 from scalein.sql.scope import Relation, apart, fresh
 
@@ -338,10 +337,8 @@ class _Subqueries:
         order = select.args.get("order")
         by = tuple(one for each in (order.expressions if order is not None else [])
                    for one in ordered_by(self.planner, e, self._ordered(select, each)))
-        number = self._fresh("number", inner)
-        call = OverCall(number, WINDOW_FUNCTIONS["row_number"].typed(Agg("row_number", (), at=self.at), ()), Frame())
-        op = Over(inner.op, tuple(b for _, b in pairs), by, (call,), nulls_last=True, at=self.at)
-        place, found = Col(number, I64, False), inner.over(op)
+        op, place = numbered(inner.op, tuple(b for _, b in pairs), by, self.at)
+        found = inner.over(op)
         if first:
             found = filtered(found, self._call("gt", place, Lit(first, I64)), self.at)
         return found if count is None else filtered(found, self._call("le", place, Lit(first + count, I64)), self.at)

@@ -63,13 +63,18 @@ class Table:
         return self.options[name]
 
     @property
+    def path(self) -> str:
+        """Where the files are."""
+        return self.option("path").removeprefix("file://")
+
+    @property
     def connector(self) -> str:
         return self.option("connector").lower()
 
     @property
     def is_there(self) -> bool:
         """Whether there is something to read: of files, their folder or one that matches."""
-        return self.connector != "filesystem" or bool(glob(self.option("path")))
+        return self.connector != "filesystem" or bool(glob(self.path))
 
     def flow(self, makers: Mapping[str, Maker]) -> Flow:
         """The rows of the table, before computed columns and the watermark."""
@@ -95,7 +100,7 @@ class Table:
         if self.connector != "filesystem":
             raise self.error(f"INSERT cannot write to the connector {self.connector!r}", has=", ".join(SINKS),
                              hint=guess(self.connector, SINKS))
-        made: Sink = getattr(sinks, f"to_{_format(self)}")(self.option("path"),
+        made: Sink = getattr(sinks, f"to_{_format(self)}")(self.path,
                                                            partition_by=list(self.partitions) or None)
         return made
 
@@ -235,14 +240,14 @@ def _parts(tokens: list[Token]) -> Iterator[list[Token]]:
 
 
 def _format(table: Table) -> str:
-    given = table.options.get("format", table.option("path").rsplit(".", 1)[-1]).lower()
+    given = table.options.get("format", table.path.rsplit(".", 1)[-1]).lower()
     if given not in _FORMATS:
         raise table.error(f"there is no format {given!r}", has=", ".join(_FORMATS), hint=guess(given, _FORMATS))
     return _FORMATS[given]
 
 
 def _files(table: Table) -> Flow:
-    path, kind = table.option("path"), _format(table)
+    path, kind = table.path, _format(table)
     flow: Flow = getattr(sources, f"read_{kind}")(path, schema=table.schema)
     return flow
 

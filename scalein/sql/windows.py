@@ -233,8 +233,7 @@ def again(relation: Relation, given: Iterable[Expr]) -> EventWindow | None:
         return None
     if not ({window.start, window.end} <= set(given) and is_stream(relation.op) and are_complete(relation.op)):
         return None
-    step = window.window.every
-    return replace(window, window=Window(window.start, step, step, window.window.offset), time=window.start)
+    return replace(window, window=window.window.of_starts(window.start), time=window.start)
 
 
 _PERIODS = {"%Y%m%d": 86_400, "%Y%j": 86_400, "%Y%m%d%H": 3_600, "%Y%m%d%H%M": 60, "%Y%m%d%H%M%S": 1}  # seconds
