@@ -490,10 +490,11 @@ class _CountedChanges:
         self._source, self._lock = source, threading.Lock()
         self.counts = np.zeros(keys, np.int64)
         self.outputs: list[tuple[float, int, float]] = []
-        self.begin = time.monotonic()
+        self.begin = 0.0  # the first output
 
     def __call__(self, batch: pa.RecordBatch) -> None:
         now = time.monotonic()
+        self.begin = self.begin or now
         keys, counts = (batch.column(name).to_numpy() for name in ("key", "n"))
         with self._lock:
             rows = int((counts - self.counts[keys]).sum())

@@ -98,6 +98,7 @@ def curve_figure(points: Sequence[CurvePoint], streams: Sequence[StreamRun]) -> 
     axes[1].set_ylabel("latency at half the rate, ms")
     for each in axes[:2]:
         each.set_xlabel("workers of a job")
+        each.set_xticks(sorted({point.workers for point in points}))
         each.set_ylim(bottom=0)
         each.legend(fontsize=8)
     if by_where:
@@ -106,6 +107,7 @@ def curve_figure(points: Sequence[CurvePoint], streams: Sequence[StreamRun]) -> 
                      for count in sorted(RESCALES)]
             axes[2].plot(sorted(RESCALES), rates, marker="o", label=f"Spark, {where}")
         axes[2].set_xlabel("partitions of a stream")
+        axes[2].set_xticks(sorted(RESCALES))
         axes[2].set_ylabel("1,000 rows/s of a batch")
         axes[2].set_ylim(bottom=0)
         axes[2].legend(fontsize=8)
