@@ -1,8 +1,8 @@
 """scalein top LOG: show a running job in the terminal, from the file that `job.log_metrics(LOG)` writes.
 
-The picture is redrawn every second until the job ends or Ctrl-C. With --decisions, the file of
-`job.autoscale(log=...)`, it shows what was predicted for the job beside what came. Where the output is no terminal, it
-is shown once.
+The job may be a stream on Spark. The picture is redrawn every second until it ends or Ctrl-C. With --prediction, a file
+that `scalein predict --json` wrote, or with --decisions, that of `job.autoscale(log=...)`, it shows what was predicted
+for the job beside what came. Where the output is no terminal, it is shown once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ _CLEAR = "\x1b[H\x1b[J"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", metavar="LOG", help="the file that job.log_metrics(...) got")
     parser.add_argument("--decisions", metavar="FILE", help="the file that job.autoscale(log=...) got")
+    parser.add_argument("--prediction", metavar="FILE", help="what `scalein predict --json` printed for the job")
     parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="between two looks (default: 1)")
     parser.add_argument("--once", action="store_true", help="show it once, without waiting for what follows")
 
@@ -35,11 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not args.every > 0:
         raise BadArgument("--every must be above 0 seconds", found=str(args.every))
+    prediction = read_prediction(Path(args.prediction)) if args.prediction else None
     is_live = sys.stdout.isatty() and not args.once
     while True:
         lines = read_lines(Path(args.log))
         decisions = read_lines(Path(args.decisions)) if args.decisions else []
-        print((_CLEAR if is_live else "") + picture(lines, decisions), flush=True)
+        print((_CLEAR if is_live else "") + picture(lines, decisions, prediction), flush=True)
         if not is_live or (lines and lines[-1].get("status") != "running"):
             return 0
         time.sleep(args.every)
@@ -65,7 +68,22 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def picture(lines: Sequence[dict[str, Any]], decisions: Sequence[dict[str, Any]] = ()) -> str:
+def read_prediction(path: Path) -> dict[str, Any]:
+    """A prediction as JSON, or that of a plan."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StoreFailed("cannot read the prediction", file=path, found=error) from error
+    except ValueError as error:
+        raise BadData("a prediction is a JSON object", file=path, found=error) from error
+    found = found.get("prediction", found) if isinstance(found, dict) else {}
+    if not isinstance(found, dict) or not isinstance(found.get("max_rate"), int | float) or found["max_rate"] <= 0:
+        raise BadData("the file has no prediction", file=path, hint="scalein predict flows.py --json > FILE")
+    return found
+
+
+def picture(lines: Sequence[dict[str, Any]], decisions: Sequence[dict[str, Any]] = (),
+            prediction: dict[str, Any] | None = None) -> str:
     """What the last line says, with the rates of the lines before it.
 
     >>> print(picture([{"status": "running", "rows_per_s": 0}, {"status": "running", "rows_per_s": 800}]))
@@ -83,6 +101,8 @@ def picture(lines: Sequence[dict[str, Any]], decisions: Sequence[dict[str, Any]]
             ("rows out", f"{now.get('rows_out', 0):,}"), *_facts(now, before)]
     shown = [str(now.get("status", "?")), *(f"  {name:<15} {value}" for name, value in rows)]
     shown += _stages(now, before)
+    if prediction is not None:
+        shown += _predicted(prediction, rates[-1], now, before)
     if decisions:
         shown += _decisions(decisions[-3:])
     return "\n".join(shown)
@@ -104,6 +124,8 @@ def _facts(now: dict[str, Any], before: dict[str, Any]) -> list[tuple[str, str]]
         rows.append(("workers", f"{now['workers']}" + (f", rescales: {rescales}" if rescales else "")))
     if "state_bytes" in now:
         rows.append(("state", format_bytes(now["state_bytes"])))
+    if now.get("batch_s") is not None:
+        rows.append(("batches", f"{now.get('batches', 0):,}, the last in {format_seconds(now['batch_s'])}"))
     if now.get("checkpoint_s") is not None:
         rows.append(("checkpoints", f"{now.get('epochs', 0):,}, the last in {format_seconds(now['checkpoint_s'])}"))
     troubles = ("late_rows", "failed_rows", "outlier_rows", "failed_checkpoints", "restarts")
@@ -122,6 +144,29 @@ def _stages(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
                   for stage, old in zip(stages, then, strict=True))]
 
 
+def _predicted(prediction: dict[str, Any], rate: float, now: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """What a prediction says of the rate that there is, beside what came; latency and state are at its own rate."""
+    low, high = (prediction.get("intervals") or {}).get("max_rate") or (None, None)
+    interval = "" if low is None or high is None else f" ({low:,.0f} to {high:,.0f})"
+    batch_s, predicted_batch_s = now.get("batch_s"), prediction.get("batch_s")
+    shown = ["", "  predicted -> realized", f"  of at most {prediction['max_rate']:,.0f} rows/s{interval}"]
+    if (passed_s := _passed(now, before)) > 0 and "busy_s" in now:
+        busy = min(1.0, max(0.0, (now["busy_s"] - before.get("busy_s", 0.0)) / passed_s))
+        shown.append(f"  busy  {rate / prediction['max_rate']:.0%} -> {busy:.0%}")
+    if batch_s is not None and predicted_batch_s is not None:
+        shown.append(f"  batch {format_seconds(predicted_batch_s)} at {prediction['rate']:,.0f} rows/s -> "
+                     f"{format_seconds(batch_s)}")
+    latency, predicted_s = (now.get("latency_s") or {}).get("p99"), prediction.get("p99_s")
+    if latency is not None and predicted_s is not None:
+        shown.append(f"  p99   {format_seconds(predicted_s)} at {prediction['rate']:,.0f} rows/s -> "
+                     f"{format_seconds(latency)}")
+    if "state_bytes" in now and prediction.get("state_bytes") is not None:
+        in_files = 0.0 if batch_s is not None else prediction.get("on_disk_bytes") or 0.0  # a job counts its memory
+        shown.append(f"  state {format_bytes(prediction['state_bytes'] - in_files)} -> "
+                     f"{format_bytes(now['state_bytes'])}")
+    return shown
+
+
 def _decisions(decisions: Sequence[dict[str, Any]]) -> list[str]:
     shown = ["", "  scaling: predicted -> realized"]
     for each in decisions:
@@ -129,6 +174,8 @@ def _decisions(decisions: Sequence[dict[str, Any]]) -> list[str]:
         figures = [f"{realized.get('rate', 0.0):,.0f} rows/s of {each['rate']:,.0f}"]
         if "utilization" in predicted and "utilization" in realized:
             figures.append(f"{predicted['utilization']:.0%} -> {realized['utilization']:.0%} busy")
+        if isfinite(predicted.get("p99_s", inf)) and "p99_s" in realized:
+            figures.append(f"p99 {format_seconds(predicted['p99_s'])} -> {format_seconds(realized['p99_s'])}")
         shown.append(f"  {each['before']} -> {each['workers']} workers  {', '.join(figures)}: {each['reason']}")
     return shown
 

@@ -12,11 +12,12 @@ from weakref import WeakSet
 import numpy as np
 
 from scalein.errors import BadArgument, ScaleinError, here, warn
+from scalein.exec.metrics_log import log_lines
 from scalein.jobs.diagnose import why_no_output
 from scalein.jobs.driver import Driver
 from scalein.jobs.job_card import JobCard
 from scalein.jobs.metrics import LATENCY_LIMITS
-from scalein.jobs.monitor import figures, log_lines, serve, show_bar
+from scalein.jobs.monitor import figures, serve, show_bar
 from scalein.jobs.spec import JobSpec
 from scalein.jobs.supervisor import Supervisor
 from scalein.kernels.workers import exit_on_sigterm

@@ -1,19 +1,16 @@
-"""Monitoring a job: a progress bar in the terminal or notebook, a line of JSON a second, Prometheus metrics.
+"""Monitoring a job: a progress bar in the terminal or notebook, Prometheus metrics; its log is `exec/metrics_log.py`.
 
 All of them read `Job.metrics()`; none blocks the job.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import threading
 import time
 from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
-from scalein.errors import ScaleinError, StoreFailed, here, warn
+from scalein.errors import ScaleinError, StoreFailed, here
 from scalein.exec.diagnosis import shown
 from scalein.jobs.job_graph import JobGraph
 from scalein.jobs.metrics import Metrics
@@ -47,40 +44,6 @@ def figures(metrics: Metrics, graph: JobGraph, workers: int) -> dict[str, object
         "outputs": [{"sink": place, "run_rows_out": rows} for place, rows in metrics.outputs],
         "stages": [stage.to_json() for stage in graph.stages],
     }  # fmt: skip
-
-
-def log_lines(job: Job, path: str | os.PathLike[str], every_s: float = 1.0) -> threading.Thread:
-    """Append a line of figures to a file every so often, and one at the end."""
-    at = here()
-    try:
-        file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (the thread closes it)
-    except OSError as error:
-        raise StoreFailed("cannot write the log of a job", at=at, file=path, found=error) from error
-
-    def write() -> None:
-        try:
-            lines()
-        except OSError as error:  # a full disk is no reason to end the job
-            warn(f"the log of a job ends here: {path}: {error}", at)
-
-    def lines() -> None:
-        with file:
-            before, then = int(str(job.metrics()["rows_in"])), time.monotonic()
-            while True:
-                job.await_end(every_s)
-                status, found = job.status, job.metrics()  # in this order: figures beside "finished" are the last ones
-                now, rows = time.monotonic(), int(str(found["rows_in"]))
-                rate = round((rows - before) / max(now - then, 1e-9))
-                before, then = rows, now
-                line = {"time": round(time.time(), 3), "status": status, "rows_per_s": rate, **found}
-                file.write(json.dumps(line, default=str) + "\n")
-                file.flush()
-                if status != "running":
-                    return
-
-    thread = threading.Thread(target=write, name="scalein-log", daemon=True)
-    thread.start()
-    return thread
 
 
 def serve(job: Job, port: int) -> tuple[int, Callable[[], None]]:

@@ -55,6 +55,30 @@ def test_shows_stages_and_decisions(tmp_path: Path, capsys: pytest.CaptureFixtur
 """
 
 
+def test_shows_what_was_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a job, and of a stream on Spark, whose log has batches."""
+    prediction = {"max_rate": 4000.0, "intervals": {"max_rate": [3000.0, 5000.0]}, "rate": 1500.0, "p99_s": 0.003,
+                  "state_bytes": 3_000_000, "on_disk_bytes": 1_000_000, "batch_s": 0.8}
+    of_job = {"latency_s": {"p50": 0.001, "p99": 0.004}, "state_bytes": 2_500_000}
+    for about, wanted in ((of_job, ["p99   3.0 ms at 1,500 rows/s -> 4.0 ms", "state 2.0 MB -> 2.5 MB"]),
+                          ({"batches": 7, "batch_s": 0.9, "state_bytes": 3_500_000},
+                           ["batches         7, the last in 900.0 ms", "batch 800.0 ms at 1,500 rows/s -> 900.0 ms",
+                            "state 3.0 MB -> 3.5 MB"])):
+        lines = [{"time": time, "status": "running", "rows_per_s": 1000, "busy_s": 0.3 * time, **about}
+                 for time in (1, 2)]
+        (tmp_path / "log").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for found in (prediction, {"feasible": True, "prediction": prediction}):
+            (tmp_path / "prediction").write_text(json.dumps(found))
+            assert main(["top", str(tmp_path / "log"), "--prediction", str(tmp_path / "prediction")]) == 0
+            shown = capsys.readouterr().out
+            for text in ("of at most 4,000 rows/s (3,000 to 5,000)", "busy  25% -> 30%", *wanted):
+                assert text in shown
+    for content in ("x", "[]", "{}"):
+        (tmp_path / "prediction").write_text(content)
+        assert main(["top", str(tmp_path / "log"), "--prediction", str(tmp_path / "prediction")]) == 1
+        assert "prediction" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("content", "text"), [(None, "cannot read"), ("[1]\n", "a JSON object in each line"),
                                                ("x\n", "a JSON object in each line")])  # fmt: skip
 def test_what_is_no_log(content: str | None, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

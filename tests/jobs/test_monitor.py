@@ -16,9 +16,10 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.exec import pipeline
+from scalein.exec.metrics_log import log_lines
 from scalein.exec.ring_preaggregate import RingPreAggregation
 from scalein.exec.window_aggregate import SlidingAggregate
-from scalein.jobs.monitor import log_lines, show_bar
+from scalein.jobs.monitor import show_bar
 from scalein.testing import Stream, assert_same, until
 from tests.jobs.streams import rows_in
 

@@ -15,10 +15,10 @@ import pytest
 import scalein as si
 from scalein import col, testing
 from scalein.api.flow import Flow
+from scalein.exec.metrics_log import log_lines
 from scalein.jobs import coordinator
 from scalein.jobs.coordinator import MAX_FAILURES
 from scalein.jobs.job import Job
-from scalein.jobs.monitor import log_lines
 from scalein.state.row_buffer import RowBuffer
 from scalein.testing import Clock, Crashed, Stream, crash_at, until
 from tests.jobs.streams import rows_in

@@ -24,11 +24,13 @@ import scalein as si
 import scalein.spark as sis
 from scalein import col
 from scalein.api.flow import Flow
+from scalein.cli.main import main
 from scalein.errors import NOWHERE, BadArgument, BadData, ComputeError, ScaleinError, WriteFailed
 from scalein.spark.streaming import inputs
 from scalein.spark.streaming import query as job_module
 from scalein.spark.streaming.manifest import Manifests
 from scalein.storage.object_store import parse_location
+from scalein.testing import until
 from tests.same import assert_same
 from tests.spark.simulated import fold_changes
 
@@ -71,7 +73,7 @@ WINDOWS = (si.flow(rows(0).schema).with_watermark("t", "2s").group_by("k", si.tu
            .agg(n=si.count(), m=col("x").mean(), most=col("a.b").max()))  # fmt: skip
 
 
-def test_changes_scale_and_stop(spark: Any, tmp_path: Path) -> None:
+def test_changes_scale_and_stop(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "in", range(3))
     where: dict[str, Any] = {"sink": si.to_parquet(tmp_path / "out"), "checkpoint": tmp_path / "checkpoint",
                              "emit": "changes"}
@@ -86,12 +88,21 @@ def test_changes_scale_and_stop(spark: Any, tmp_path: Path) -> None:
         time.sleep(0.05)
         assert job.is_active, job.exception
     assert (job.last_progress["rows_in"], job.last_progress["partitions"]) == (400, 2)
+    job.log_metrics(tmp_path / "log")
     job.scale(3)
     everything = write(tmp_path / "in", range(3, 5))
     while job.last_progress["batch_id"] != 4:
         time.sleep(0.05)
         assert job.is_active, job.exception
     assert job.last_progress["partitions"] == 3
+    while job.batches_done()[2] != 5:  # counted after the progress is known
+        time.sleep(0.05)
+    took_in, busy_s, _, ended_s, partitions = job.batches_done()
+    assert (took_in, partitions, job.work_done()[2]) == (everything.num_rows, 3, 3)
+    assert 0 < busy_s < ended_s <= time.monotonic()
+    assert job.configuration(4) == {"partitions": 4, "executors": 1, "cores": job.most_workers(), "migration": "lazy",
+                                    "read_by": job.last_progress["read_by"]}
+    assert job.metrics()["batch_s"] == job.last_progress["duration_s"]
     assert (job.name, job.last_progress["name"], job.query.lastProgress.name) == ("by key",) * 3
     assert list(job.last_progress["phases_s"]) == ["tasks", "prepare", "publish", "commit", "cleanup"]
     of_batch = list[str]()
@@ -102,6 +113,9 @@ def test_changes_scale_and_stop(spark: Any, tmp_path: Path) -> None:
     assert repr(job) == "StreamJob('by key', stopped, batch 4, 3 partitions)"
     assert (job.status, job.exception) == ("stopped", None)
     job.wait()
+    until(lambda: '"stopped"' in (tmp_path / "log").read_text())  # written after the end
+    assert main(["top", str(tmp_path / "log")]) == 0
+    assert f"rows in         {everything.num_rows:,}" in capsys.readouterr().out
     assert_same(sis.read_state(tmp_path / "checkpoint"), GROUPS.collect(everything))
     changed = ds.dataset(tmp_path / "out").to_table().sort_by("n")  # the count of a key gives the order of its changes
     assert_same(pa.Table.from_pylist(fold_changes(changed, ["k"]), GROUPS.schema), GROUPS.collect(everything))

@@ -10,13 +10,16 @@ query, publishes meanwhile what waits for larger files, and then releases the ch
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from scalein.durations import seconds
 from scalein.errors import BadArgument, ScaleinError, here
+from scalein.exec.metrics_log import log_lines
 from scalein.spark.batch.apply import select_columns
 from scalein.spark.batch.scan import parallelism
 from scalein.spark.errors import explain_error, explain_jvm_error, translate_errors
@@ -233,11 +236,13 @@ class StreamJob:
 
     def configuration(self, workers: int) -> dict[str, object]:
         """What `Model.predict` is asked about this stream, with so many partitions."""
-        every = self._spec.trigger.get("processingTime")
+        every_s = 0.0
+        with suppress(ScaleinError):  # Spark reads more texts than we do, and 0 is no interval
+            every_s = seconds(self._spec.trigger.get("processingTime", 0), "the trigger", self._spec.at)
         read_by = str((self.last_progress or {}).get("read_by", "tasks"))
         cores = parallelism(self._session)
         return {"partitions": workers, "executors": 1, "cores": cores, "read_by": read_by,
-                "migration": self._spec.migration, **({} if every is None else {"every": every})}
+                "migration": self._spec.migration, **({"every": every_s} if every_s else {})}
 
     def most_workers(self) -> int:
         """As many partitions as tasks run at a time."""
@@ -311,6 +316,21 @@ class StreamJob:
     def recent_progress(self) -> list[dict[str, object]]:
         """`last_progress` of the last hundred batches of this start, oldest first: who looks seldom misses none."""
         return list(self._coordinator.recent_progress)
+
+    def metrics(self) -> dict[str, object]:
+        """Figures of this start, by the names that those of a job have: `rows_in`, `rows_out`, `late_rows`, `busy_s` in
+        batches, `workers`, which are partitions; the number of `batches`, what the last one took (`batch_s`), and
+        `watermark_time` and `state_bytes` after it.
+        """
+        totals, last = self._coordinator.totals, self.last_progress or {}
+        return {"rows_in": totals.rows_in, "rows_out": totals.rows_out, "late_rows": totals.late_rows,
+                "busy_s": round(totals.busy_s, 3), "workers": self._coordinator.partitions, "batches": totals.batches,
+                "batch_s": last.get("duration_s"), "watermark_time": last.get("watermark_time"),
+                "state_bytes": last.get("state_bytes", 0)}
+
+    def log_metrics(self, path: str | os.PathLike[str]) -> None:
+        """Append the figures to a file, a line of JSON every second: `scalein top FILE` shows it."""
+        log_lines(self, path)
 
     def why_no_output(self) -> str:
         """Why nothing has come out since the start, in a few sentences: no rows, the watermark, outliers."""
