@@ -4,7 +4,9 @@ Rows are buffered until the watermark has passed them (`event_time_rows.py`), an
 same plan as in a bounded run, after the rows of their keys that their frames reach back to. What a key remembers is in
 records of the backend, by key and slot: in the slots from 1 on its last rows, as many as frames by rows and `lag` reach
 back; in slot 0 how many rows there were, and what running aggregates have come to, each a number that the next rows are
-combined with. Frames in time have the rows of that time in a buffer, all of which are looked at when time advances.
+combined with. Frames in time have the rows of that time in a buffer, all of which are looked at when rows are computed.
+Where they are many, that is done less often than time advances, so that it takes a share of the time only; under a
+memory limit, it is done for one share of the keys after the other.
 
 Rows of windows (`group_by(..., window).top_k`) are computed when their window closes, and leave nothing. `distinct`
 within a time remembers when a key was last kept, with `ttl` when it last came, and forgets it once that is too long
@@ -15,9 +17,11 @@ What must wait for the end of the input (`lead`, other orders, whole partitions)
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +29,7 @@ import pyarrow.compute as pc
 
 from scalein.arrow_rows import as_integers, as_numpy, filtered, from_numpy, taken
 from scalein.dtypes import I64, Field, Schema
+from scalein.exec.close_batches import MAX_SHARES, KeyShares, Part, most_bytes
 from scalein.exec.event_time_rows import EventTimeRows, in_time_order
 from scalein.exec.fragments import Fragment, placeholder
 from scalein.exec.local_state import backend_of
@@ -49,12 +54,15 @@ from scalein.ir.ops.over import SPACED, WINDOWED
 from scalein.ir.over import Frame, OverCall
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import stream_path
+from scalein.ir.stages import FOREVER
 from scalein.kernels.bind import conformed
 from scalein.storage.checked_json import Json, as_map
 
 SLOT, COUNT = internal("slot"), internal("count")
 ROWS, HINTS = "rows", "hints"  # parts of a version
 HINT_ROWS = 1 << 14  # of a segment of hints
+MANY_ROWS = 1 << 16  # of the frames in time that are retained: then computing rows takes at most 1/3 of the time
+COMPUTE_SHARE = 3
 
 
 @executes(ops.Over)
@@ -386,6 +394,10 @@ class TimedOver(_Remembering):
         remembers = self._reach > 0 or any(call.is_running for call in op.calls)
         self.never_forgotten = 0 if remembers else None
         self._length = op.length  # of time
+        self.defers_results = op.length is not None
+        self._postponed: int | None = None  # the watermark that was not acted upon
+        self._released: int | None = None  # the watermark up to which rows have come out
+        self._computed_s, self._took_s = 0.0, 0.0  # when rows were computed last, and how long it took
         super().__init__(fragment, context, state, emit)
         calls = self._calls()
         self._near = [call for call in calls if not call.is_running]
@@ -424,10 +436,28 @@ class TimedOver(_Remembering):
                                                        for arg in call.agg.args)])
         return pa.schema([arrow.field(name) for name in names])
 
+    def promise(self, watermark: int) -> int | None:
+        return watermark if self._postponed is None else self._released
+
     def advance(self, watermark: int) -> Batches:
-        found = super().advance(watermark)
+        self._postponed = watermark
+        return self.deferred()
+
+    def deferred(self) -> Batches:
+        """What the watermark has passed, unless the rows that their frames reach back to were read just before."""
+        mark = self._postponed
+        if mark is None:
+            return []
+        began = time.monotonic()
+        waits = began - self._computed_s < (COMPUTE_SHARE - 1) * self._took_s and self._context.options.memory is None
+        if waits and sum(each.rows for each in self._hints.segments) > MANY_ROWS:
+            return []
+        self._postponed, self._released = None, mark
+        found = super().advance(mark)
         if self._length is not None:
-            self._hints.drop(watermark - self._length)
+            self._hints.drop(mark - self._length)
+        self._computed_s = time.monotonic()
+        self._took_s = self._computed_s - began
         return found
 
     def _computed(self, rows: pa.RecordBatch) -> list[pa.Array]:
@@ -446,11 +476,47 @@ class TimedOver(_Remembering):
         """Calls over the rows before."""
         if self._near_runner is None:
             return {}
-        parts: list[pa.RecordBatch] = []
         if self._length is not None:
-            parts = [batch for each in self._hints.segments for batch in self._hints.read(each)]
-        elif last.num_rows:
-            parts = [last.take(from_numpy(np.argsort(np.asarray(last.column(COUNT)), kind="stable")))]
+            return self._values_in_time(rows)
+        order = from_numpy(np.argsort(np.asarray(last.column(COUNT)), kind="stable"))
+        return self._values_after([last.take(order)] if last.num_rows else [], rows)
+
+    def _values_in_time(self, rows: pa.RecordBatch) -> dict[str, pa.Array]:
+        """Calls over the rows of a time before: at once, or if memory is short for one share of the keys after the
+        other.
+        """
+        waiting, memory = self._hints.segments, self._context.options.memory
+        most = most_bytes(memory)
+        shares = 1
+        if most is not None and self._keys:
+            shares = max(1, min(MAX_SHARES, -(-(self._hints.size_bytes(waiting) + rows.nbytes) // most)))
+        if shares == 1:
+            return self._values_after([batch for each in waiting for batch in self._hints.read(each)], rows)
+        found: dict[str, list[pa.Array]] = {call.name: [] for call in self._near}
+        places: list[np.ndarray] = []
+        for share in range(shares):
+            part = Part(-FOREVER, FOREVER, share, shares)
+            is_own = self._shares.has(rows, part, self._context.options)
+            if not is_own.any():
+                continue
+            places.append(np.flatnonzero(is_own))
+            before = [filtered(batch, from_numpy(self._shares.has(batch, part, self._context.options)))
+                      for each in waiting for batch in self._hints.read(each)]
+            values = self._values_after([batch for batch in before if batch.num_rows],
+                                        filtered(rows, from_numpy(is_own)))
+            for name, array in values.items():
+                found[name].append(array)
+        order = from_numpy(np.argsort(np.concatenate(places)))
+        return {name: taken(pa.concat_arrays(arrays), order) for name, arrays in found.items()}
+
+    @cached_property
+    def _shares(self) -> KeyShares:
+        known = {item.name: item.expr for item in identity(self._schema)}
+        return KeyShares(self._schema.arrow, tuple(known[name] for name in self._keys))
+
+    def _values_after(self, parts: Batches, rows: pa.RecordBatch) -> dict[str, pa.Array]:
+        """Calls over the rows before, which are `parts`."""
+        assert self._near_runner is not None
         given = [conformed(part.select(self._used.names), self._used) for part in (*parts, rows)]
         before = sum(part.num_rows for part in parts)
         table = pa.Table.from_batches(self._near_runner.run([pa.concat_batches(given)]))

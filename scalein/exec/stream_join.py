@@ -13,17 +13,18 @@ rows stay.
 Lateness. In windows, a row is late if its window is closed; else if its time is before the watermark. Rows without a
 time are counted and dropped.
 
-State. Each side has immutable segments of rows (`JoinRows`), and a batch probes those whose times overlap its own. In a
-job, a segment's join table is built when it is first probed, and stays as long as the segment; under a memory limit it
-is built again each time. In a task of a Spark stream, the rows with the keys of a batch are looked up, and become a
-table for that batch. Which rows were emitted follows from their times and the watermark, so there are no flags.
+State. Each side has immutable segments of rows (`JoinRows`), and the rows of a round probe those whose times overlap
+their own. In a job, a segment's join table is built when it is first probed, and stays as long as the segment; under a
+memory limit each batch probes on its own, and the table is built again each time. In a task of a Spark stream, the rows
+with the keys of a batch are looked up, and become a table for that batch. Which rows were emitted follows from their
+times and the watermark, so there are no flags.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import groupby
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -37,7 +38,7 @@ from scalein.exec.bounded import Program
 from scalein.exec.error_location import located
 from scalein.exec.fragments import Fragment, placeholder
 from scalein.exec.join_build import build
-from scalein.exec.local_state import backend_of
+from scalein.exec.local_state import MAX_SEGMENT_ROWS, backend_of
 from scalein.exec.operator import (
     Batches,
     Context,
@@ -64,6 +65,14 @@ _TIME = internal("time")
 LEFT, RIGHT = 0, 1
 PARTS = ("", "right")  # of the state: the sides
 RELEASES = 4  # in the time that rows are retained
+
+
+class _OnTime(NamedTuple):
+    """Rows of a side, and bounds of their times."""
+
+    rows: pa.RecordBatch
+    first: int
+    last: int
 
 
 class _Probe:
@@ -126,6 +135,8 @@ class _Side:
 class StreamJoin(Stateless):
     """The join of two streams: see the head of this module."""
 
+    defers_results = True
+
     def __init__(self, fragment: Fragment, context: Context, state: Json, emit: str = "final") -> None:
         super().__init__(downstream_of(fragment), context)
         assert isinstance(fragment.state, ops.BufferedJoin)
@@ -151,6 +162,9 @@ class StreamJoin(Stateless):
         self._matched = _Probe(replace(join, how="semi")) if join.how == "semi" else None
         self._asof = _Probe(join) if self._is_asof else None
         self._compacted_rows = 0
+        self._waiting: tuple[list[_OnTime], list[_OnTime]] = ([], [])  # of the round, by side
+        self._waiting_rows = 0
+        self._waits_since: int | None = None  # the watermark before the first of them
         self.peak_state_rows = 0
         self._taken_in = 0  # rows
         self._due = -FOREVER - 1
@@ -179,7 +193,7 @@ class StreamJoin(Stateless):
     @property
     def state_rows(self) -> int:
         """Rows that are retained."""
-        return sum(side.rows.rows for side in self._sides)
+        return sum(side.rows.rows for side in self._sides) + self._waiting_rows
 
     @property
     def never_forgotten(self) -> int | None:
@@ -199,22 +213,36 @@ class StreamJoin(Stateless):
     # --- rows
 
     def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
+        """Rows that give pairs wait for the end of the round, or until they are many: a table is built and probed once
+        for all.
+        """
+        most = MAX_SEGMENT_ROWS if self._pairs is not None and self._context.options.memory is None else 0
         found: list[Morsel] = []
-        for (number, watermark), some in groupby(morsels, key=self._place):
-            pairs = [out for each in some for out in self._arrived(number, each.batch, watermark)]
-            found += [Morsel(batch, watermark) for batch in self._runner.run(pairs)]
+        for morsel in morsels:
+            is_left = morsel.batch.schema.names[0] == self._sides[LEFT].given[0]
+            number = LEFT if is_left else RIGHT
+            if not self._waiting_rows:
+                self._waits_since = morsel.watermark
+            for some in self._on_time(number, morsel.batch, morsel.watermark):
+                self._waiting[number].append(some)
+                self._waiting_rows += some.rows.num_rows
+            if self._waiting_rows > most:
+                found += [Morsel(batch, self._waits_since) for batch in self.deferred()]
         return found
 
-    def _place(self, morsel: Morsel) -> tuple[int, int | None]:
-        """The side of a morsel, and its watermark."""
-        is_left = morsel.batch.schema.names[0] == self._sides[LEFT].given[0]
-        return (LEFT if is_left else RIGHT), morsel.watermark
+    def deferred(self) -> Batches:
+        """Pairs of the rows that wait."""
+        pairs: Batches = []
+        for number in (LEFT, RIGHT):
+            if self._waiting[number]:
+                pairs += self._arrived(number)
+        return self._runner.run(pairs)
 
-    def _arrived(self, number: int, batch: pa.RecordBatch, watermark: int | None) -> Iterator[pa.RecordBatch]:
-        """Pairs of new rows with buffered ones; then the new ones are buffered."""
-        side, other, options = self._sides[number], self._sides[1 - number], self._context.options
+    def _on_time(self, number: int, batch: pa.RecordBatch, watermark: int | None) -> Iterator[_OnTime]:
+        """The rows of a batch that are not late."""
+        side = self._sides[number]
         renamed = pa.RecordBatch.from_arrays([batch.column(name) for name in side.given], schema=side.schema)
-        for rows, times, missing in side.timed(renamed, options):
+        for rows, times, missing in side.timed(renamed, self._context.options):
             if missing:
                 self._context.timeless(missing)
             if watermark is not None and self._is_timed and len(times):
@@ -222,15 +250,28 @@ class StreamJoin(Stateless):
                 if is_late.any():
                     self._context.late(filtered(rows, from_numpy(is_late)))
                     rows, times = filtered(rows, from_numpy(~is_late)), times[~is_late]
-            if not len(times):
-                continue
-            first, last = int(times.min()), int(times.max())
-            if self._pairs is not None:
-                for segment in other.overlapping(*self._range(number, first, last)):
-                    yield from self._run(other.program(segment, self._pairs[number], side, [rows], options), [rows])
-            side.rows.add(conformed(rows, side.schema), first, last)
-            self._taken_in += rows.num_rows
-            self.peak_state_rows = max(self.peak_state_rows, self.state_rows)
+            if len(times):
+                yield _OnTime(conformed(rows, side.schema), int(times.min()), int(times.max()))
+
+    def _arrived(self, number: int) -> Iterator[pa.RecordBatch]:
+        """Pairs of new rows of a side with buffered ones; then the new ones are buffered."""
+        given = list(self._waiting[number])
+        self._waiting[number].clear()
+        side, other, options = self._sides[number], self._sides[1 - number], self._context.options
+        first, last = min(each.first for each in given), max(each.last for each in given)
+        batches = [each.rows for each in given]
+        if self._pairs is not None:
+            for segment in other.overlapping(*self._range(number, first, last)):
+                near = self._range(1 - number, segment.first, segment.last)
+                probing = [each.rows for each in given if each.first <= near[1] and each.last >= near[0]]
+                if probing:
+                    program = other.program(segment, self._pairs[number], side, probing, options)
+                    yield from self._run(program, probing)
+        rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        side.rows.add(rows, first, last)
+        self._waiting_rows -= rows.num_rows
+        self._taken_in += rows.num_rows
+        self.peak_state_rows = max(self.peak_state_rows, self.state_rows)
 
     def _run(self, program: Program, batches: Batches) -> Batches:
         try:
@@ -271,15 +312,16 @@ class StreamJoin(Stateless):
         return min(found, self._emitted_before(number, watermark)) if self._sides[number].waits else found
 
     def advance(self, watermark: int) -> Batches:
+        found = self.deferred()
         if not self._is_timed:
-            return []
+            return found
         size = self._bound.size
         span = sum(wait for wait in (self._bound.left_wait, self._bound.right_wait) if wait < FOREVER)
         self._due = (watermark // size + 1) * size if size else watermark + max(1, span // RELEASES)
-        return self._released(watermark)
+        return found + self._released(watermark)
 
     def finish(self) -> Batches:
-        found = self._released(None)
+        found = self.deferred() + self._released(None)
         for side in self._sides:
             side.rows.replace([])
         return found

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
+from scalein.exec import over_operator
 from tests.engines import examples
 from tests.same import assert_same
 
@@ -99,6 +100,25 @@ def test_jobs_give_what_collect_gives(shape: str, seed: int, size: int, rows: in
     job.wait()
     assert not job.metrics()["late_rows"]
     assert_same(out.table(), wanted(make, table), tolerance=1e-9)
+
+
+@pytest.mark.parametrize("size", [1, 13])
+@pytest.mark.parametrize("memory", [None, "1MB"])
+def test_frames_in_time_of_many_rows(memory: str | None, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows wait until computing pays, and no row is late downstream; or they are computed by shares of the keys."""
+    monkeypatch.setattr(over_operator, "MANY_ROWS", 0)
+    monkeypatch.setattr(over_operator, "COMPUTE_SHARE", 1 << 30)
+    monkeypatch.setattr(over_operator, "most_bytes", lambda memory: None if memory is None else 3000)
+    table = table_of(400, 60, size)
+    for make in (over_time, lambda flow: flow.with_columns(n=si.count().over("k", order_by="t", within="1s"))
+                 .group_by("j", si.tumbling("t", "1s")).agg(n=col("n").sum()),
+                 lambda flow: flow.with_columns(y=col("y").sum().over("j", "s", order_by="t", within="2s"),
+                                                x=col("x").lag(2).over("j", "s", order_by="t"))):
+        out = si.to_memory()
+        job = make(stream(table, size)).start(sink=out, workers=2, memory=memory)
+        job.wait()
+        assert not job.metrics()["late_rows"]
+        assert_same(out.table(), wanted(make, table), tolerance=1e-9)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
