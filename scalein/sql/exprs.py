@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from warnings import warn
 
 from sqlglot import exp
 
 from scalein.dtypes import BOOL, DATE, F32, F64, I32, I64, MAX_PRECISION, STR, TIMES, DType, Kind
-from scalein.errors import BadSql, ScaleinError, WrongType
+from scalein.durations import Span
+from scalein.errors import BadSql, ScaleinError, WrongType, warn
 from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.ops.process import time_of
@@ -37,7 +37,7 @@ _SHORT = {"MS": "MILLISECOND", "US": "MICROSECOND", "NS": "NANOSECOND", "S": "SE
 
 @dataclass(frozen=True, slots=True)
 class Months:
-    """An interval of calendar months; it only moves constants, since a month has no fixed length."""
+    """An interval of calendar months: it moves dates and times, and is no length of its own."""
 
     count: int
     rest: timedelta = timedelta()
@@ -71,7 +71,7 @@ class Exprs:
                 return Lit(None, I32)  # as in DuckDB
             if isinstance(found.value, Months):
                 raise self.refused("an interval of months is no value: months have no fixed length", node,
-                                   "add it to a constant date, or use days")
+                                   "add it to a date or a time, or use days")
         return self._checked(node, lambda: type_literal(found))
 
     def condition(self, node: exp.Expr) -> Expr:
@@ -182,7 +182,7 @@ class Exprs:
             raise self.refused(f"{name} is not known when a flow is planned: results would not repeat", node,
                                "give the time as a constant, or use event time")
         warn(f"PROCTIME() is read as the event time {event!r}: results do not depend on when a flow runs",
-             RuntimeWarning, stacklevel=2)
+             self.source.at)
         return Col(field.name, field.dtype, field.nullable)
 
     def _fields(self, struct: Expr, names: list[str], node: exp.Expr) -> Expr:
@@ -324,15 +324,43 @@ class Exprs:
     def _months(self, node: exp.Expr, fn: str, value: Expr, by: Expr) -> Expr:
         assert isinstance(by, Lit)
         assert isinstance(by.value, Months)
-        if fn not in ("add", "sub") or not (isinstance(value, Lit) and isinstance(value.value, date)):
-            raise self.refused("an interval of months moves constant dates only: months have no fixed length", node,
-                               "use days, or compare YEAR(...) and MONTH(...)")
+        own = own_type_of(value)
+        is_time = own is not None and (own.kind is Kind.DATE or (own.kind is Kind.TS and not own.tz))
+        if fn not in ("add", "sub") or not is_time:
+            raise self.refused("an interval of months moves dates and times without a zone", node,
+                               "CAST(... AS TIMESTAMP) makes one")
+        if not (isinstance(value, Lit) and isinstance(value.value, date)):
+            return self._months_later(node, value, by.value if fn == "add" else Months(-by.value.count, -by.value.rest))
         moved = value.value if isinstance(value.value, datetime) else datetime.combine(value.value, time())
         total = moved.year * 12 + moved.month - 1 + (by.value.count if fn == "add" else -by.value.count)
         year, month = divmod(total, 12)
         day = min(moved.day, (date(year + month // 11, (month + 1) % 12 + 1, 1) - timedelta(days=1)).day)
         moved = moved.replace(year=year, month=month + 1, day=day)
         return Lit(moved + by.value.rest if fn == "add" else moved - by.value.rest)
+
+    def _months_later(self, node: exp.Expr, value: Expr, by: Months) -> Expr:
+        """A time some months later, on the same day, or the last one of a shorter month."""
+        def call(fn: str, left: Expr, right: Expr | int) -> Expr:
+            return self.call(node, fn, left, Lit(right) if isinstance(right, int) else right)
+
+        def first(month: Expr) -> Expr:
+            """The days from 1970 to the first of a month, which is counted from March of the year 0."""
+            year, rest = call("floordiv", month, 12), call("mod", month, 12)
+            leaps = call("add", call("sub", call("floordiv", year, 4), call("floordiv", year, 100)),
+                         call("floordiv", year, 400))
+            days = call("floordiv", call("add", call("mul", rest, 153), 2), 5)
+            return call("sub", call("add", call("add", call("mul", year, 365), leaps), days), 719_468)
+
+        year = self.call(node, "cast", self.call(node, "dt_year", value), dtype=I64)
+        month = call("add", call("add", call("mul", year, 12), self.call(node, "dt_month", value)), by.count - 3)
+        length = call("sub", first(call("add", month, 1)), first(month))
+        day = call("sub", self.call(node, "row_min", self.call(node, "dt_day", value), length), 1)
+        days = self.call(node, "mul", Lit(timedelta(days=1)), call("add", first(month), day))
+        found = self.call(node, "add", Lit(datetime(1970, 1, 1)), days)
+        if type_of(value).kind is Kind.TS:
+            midnight = self.call(node, "dt_truncate", value, params=(Span(86_400 * 10**9, False, "1d"),))
+            found = self.call(node, "add", found, self.call(node, "sub", value, midnight))
+        return found if not by.rest else self.call(node, "add", found, Lit(by.rest))
 
     def truncating(self, node: exp.Expr, fn: str, left: Expr, right: Expr) -> Expr:
         """`//` and `%` towards zero: ours floor, so what they give is moved where the signs differ."""

@@ -234,4 +234,9 @@ QUERIES = [
     "select a+1 as c from t where c > 2",
     "select a+1 as c from t where c > 2 and a in (select a from u)",
     "select try_cast('2020-13-01' as date)",
+    "select d + interval 1 month, ts + interval 13 month, ts - interval 2 year, d - interval '1' quarter from "
+    "t",
+    "select d from t where d + interval 20 year > timestamp '2030-01-01 00:00:00'",
+    "select x, x + interval 1 month, x - interval 1 month, x + interval 12 month from (values (date "
+    "'2020-01-31'), (date '2019-01-31'), (date '1900-03-31'), (date '2000-02-29'), (date '1969-12-31')) v(x)",
 ]
