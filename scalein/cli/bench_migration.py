@@ -54,6 +54,7 @@ FIRST_TIME_S = 1_700_000_000  # the time of the first file: each is a second aft
 PATIENCE_S = 300.0
 RING_ROWS = 1 << 20  # keys of a job's source, over and over
 JOB_BATCHES_PER_S = 100
+NEAR_S = 0.1  # after a rescale, for which a pause is its own
 CURVE_BATCH_ROWS = 1 << 16
 PILOT_ROWS = 1 << 20
 
@@ -119,12 +120,12 @@ class JobRun:
     state_bytes_moved: int
 
     def pauses_s(self) -> list[float]:
-        """The longest time without output around each rescale."""
+        """The longest time without output that begins at each rescale, or just after it: others have other reasons."""
         ends = np.array([each[0] for each in self.outputs])
         found = []
-        for moment, until in zip(self.rescaled_s, [*self.rescaled_s[1:], np.inf], strict=True):
-            first = max(0, int(np.searchsorted(ends, moment)) - 1)
-            found.append(float(np.diff(ends[first : np.searchsorted(ends, until) + 1]).max(initial=0.0)))
+        for moment in self.rescaled_s:
+            first, last = np.searchsorted(ends, [moment, moment + NEAR_S])
+            found.append(float(np.diff(ends[max(0, first - 1) : last + 1]).max(initial=0.0)))
         return found
 
     def quiet_gap_s(self) -> float:

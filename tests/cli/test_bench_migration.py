@@ -18,6 +18,7 @@ from scalein.cli.bench_migration import (
     MIGRATIONS,
     BatchPoint,
     CurvePoint,
+    JobRun,
     Load,
     StreamRun,
     check_changes,
@@ -111,6 +112,14 @@ def test_streams_are_reported_and_drawn(tmp_path: Path) -> None:
             assert ElementTree.parse(path).getroot().tag.endswith("svg")
         else:
             assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_pause_is_that_of_its_rescale() -> None:
+    """Not that of a busy machine half a second later."""
+    ends = [0.0, 1.0, 1.25, 1.5, 3.0, 3.25, 3.5, 4.5, 4.75]
+    run = JobRun("scale", 1.0, [(end, 1, 0.0) for end in ends], [1.125, 3.25, 4.75], 0)
+    assert run.pauses_s() == [0.25, 0.25, 0.25]
+    assert JobRun("restart", 1.0, run.outputs, [1.5, 3.5], 0).pauses_s() == [1.5, 1.0]
 
 
 @pytest.mark.parametrize(("options", "says"), [
