@@ -131,8 +131,10 @@ def reached(flow: Callable[[Flow], Flow], table: pa.Table, batch_rows: int, work
     rows = int(min(MAX_ROWS, max(table.num_rows, expected * RUN_S)))
     batches = later(table, -(-rows // table.num_rows)).slice(0, rows).to_batches(max_chunksize=batch_rows)
     found, by_cpu = [], []
-    for _ in range(turns):
-        job = flow(si.from_batches(batches)).start(sink=si.to_callback(_dropped), workers=workers, **how)
+    for turn in range(turns):
+        # A checkpoint of its own: else the job goes on at the end of the turn before.
+        own = {**how, "checkpoint": f"{how['checkpoint']}/{turn}"} if "checkpoint" in how else how
+        job = flow(si.from_batches(batches)).start(sink=si.to_callback(_dropped), workers=workers, **own)
         started = time.process_time()
         job.wait()
         by_cpu.append(rows / (time.process_time() - started))
