@@ -89,18 +89,24 @@ def test_rows_of_the_past_are_the_past_of_all_partitions() -> None:
     assert {row["window_start"]: row["n"] for row in rows.table().to_pylist()} == {20: 15, 30: 20}
 
 
-def test_a_job_that_is_stopped_in_its_past_begins_with_it_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sorts", [False, True])
+def test_a_job_that_is_stopped_in_its_past_begins_with_it_again(sorts: bool, tmp_path: Path) -> None:
+    """Also if the past gives no rows before its end."""
     jobs: list[Job] = []
+    given: list[int] = []
 
     def stops(batch: pa.RecordBatch) -> pa.RecordBatch:
         until(lambda: bool(jobs))
         jobs[0].stop()
+        given.append(batch.num_rows)
         return batch
 
     past = si.from_batches(events(0, 25), SCHEMA)
+    stopped = past.map_batches(stops, SCHEMA)
     jobs.append(windows(events(25, 60)).start(sink=si.to_memory(), checkpoint=tmp_path,
-                                              bootstrap=past.map_batches(stops, SCHEMA)))  # fmt: skip
+                                              bootstrap=stopped.sort("t") if sorts else stopped))  # fmt: skip
     jobs[0].wait()
+    assert len(given) == 1
     assert jobs[0].status == "stopped"
     rows = si.to_memory()
     windows(events(25, 60)).start(sink=rows, checkpoint=tmp_path, bootstrap=past).wait()
