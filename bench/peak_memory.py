@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 FOLDER = Path(tempfile.gettempdir()) / "scalein-peak-memory"
 CHUNK = 1 << 20
+LONG_ROWS = 16  # of a batch of long texts
 MB = 10**6
 SAMPLE_S = 0.005
 
@@ -110,6 +111,7 @@ def _cases() -> dict[str, tuple[str, Callable[[Any], Any]]]:
         "stream join": ("rows10", lambda f: f.select("t", "k").with_watermark("t", 0).join(
             table("rows10").select("k", "v", u="t").with_watermark("u", 0), on="k", between=(-1000, 1000))),
         "job: text keys": ("rows20", lambda f: f.group_by("s").agg(n=si.count(), v=col("v").sum())),
+        "job: keys": ("rows20", lambda f: f.group_by("k").agg(n=si.count(), v=col("v").sum())),
         "job: window quantile": ("rows10", lambda f: f.group_by("few", si.tumbling("t", 2_000_000))
                                  .agg(q=col("v").quantile(0.9))),
         "job: window n_unique": ("rows10", lambda f: f.group_by("few", si.tumbling("t", 2_000_000))
@@ -148,7 +150,8 @@ def _sums() -> Any:
 
 def _store_rows(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     file = pq.ParquetFile(path, pre_buffer=False)  # a whole file that is prebuffered would be held in memory
-    for rows in file.iter_batches(CHUNK // 8, columns=[name for name in columns if name != "n"]):
+    size = CHUNK // 8 if file.metadata.num_rows > CHUNK else LONG_ROWS
+    for rows in file.iter_batches(size, columns=[name for name in columns if name != "n"]):
         yield rows.append_column("n", pa.array(np.ones(rows.num_rows, np.int64))) if "n" in columns else rows
 
 

@@ -97,6 +97,12 @@ def filtered(batch: pa.RecordBatch, mask: pa.Array) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([taken(column, rows) for column in batch.columns], schema=batch.schema)
 
 
+def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows in memory of their own: what a kernel writes is a part of a larger chunk."""
+    rows = from_numpy(np.arange(batch.num_rows))
+    return pa.RecordBatch.from_arrays([gathered(column, rows) for column in batch.columns], schema=batch.schema)
+
+
 def as_integers(times: pa.Array) -> pa.Array:
     """Times as 64-bit integers, without a copy where they are already."""
     if pa.types.is_timestamp(times.type):

@@ -132,7 +132,7 @@ class AggregateOperator:
         """No window to come begins before the first one that is open; groups without one come at the end."""
         return None if self._late is None else self._late.least_open(watermark)
 
-    def deferred(self) -> Batches:
+    def deferred(self) -> Iterable[pa.RecordBatch]:
         return []
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_rows import from_numpy, gathered
+from scalein.arrow_rows import copied, from_numpy
 from scalein.dtypes import I64, Field, Schema
 from scalein.exec.external_sort import SortedRuns
 from scalein.exec.node_cut import columns_after, names_of, scan_of_rows, used_after
@@ -79,7 +79,7 @@ class _Distinct:
         try:
             for batch in batches:
                 for found in run_dedup(operator, iter([batch]), table):
-                    seen.append(_copied(found.select(self._keyed.names)))
+                    seen.append(copied(found.select(self._keyed.names)))
                     seen_bytes += seen[-1].nbytes
                     account.reserve(seen[-1].nbytes)
                     yield found
@@ -135,9 +135,3 @@ class _Distinct:
         for _ in run_dedup(self._operator(self._keyed), iter(known), table):
             pass
         yield from run_dedup(self._operator(self._numbered), iter(given), table)
-
-
-def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows in memory of their own: what a kernel writes is a part of a larger chunk."""
-    rows = from_numpy(np.arange(batch.num_rows))
-    return pa.RecordBatch.from_arrays([gathered(column, rows) for column in batch.columns], schema=batch.schema)

@@ -43,6 +43,11 @@ from scalein.storage.checked_json import Json, as_map
 MAX_PARTITIONED_BYTES = 640 << 20  # of rows that are buffered until they are aggregated
 
 
+def most_partitioned(memory: int | None) -> int:
+    """Bytes of rows that may be buffered by key group: of limited memory, the third that workers' tables have."""
+    return MAX_PARTITIONED_BYTES if memory is None else min(MAX_PARTITIONED_BYTES, memory // 3)
+
+
 class RunningAggregate(Partial):
     """Groups without a window, in a store; at the end they are results."""
 
@@ -76,7 +81,7 @@ class RunningAggregate(Partial):
             self._rows.merge([morsel.batch for morsel in morsels])
             return []
         self._merge(self._partials(morsels))
-        if self._pre_aggregation.partitioned_bytes > MAX_PARTITIONED_BYTES:
+        if self._pre_aggregation.partitioned_bytes > most_partitioned(self._context.options.memory):
             self.flush()
         if self._has_many and self._two.is_by_column:
             self._rows = ByRow(self._fragment, self._context, self._store, self._two)

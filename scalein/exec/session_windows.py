@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -35,7 +35,7 @@ from scalein.exec.event_time import extent
 from scalein.exec.fragments import Fragment
 from scalein.exec.local_state import backend_of
 from scalein.exec.operator import Batches, Context, FragmentRunner, Morsel, SnapshotFuture
-from scalein.exec.running_aggregate import MAX_PARTITIONED_BYTES
+from scalein.exec.running_aggregate import most_partitioned
 from scalein.exec.session_rows import SessionJoin, spans_of
 from scalein.exec.session_table import SessionTable
 from scalein.ir import ops
@@ -195,14 +195,13 @@ class _Sessions(AggregateOperator, ABC):
         self._postponed = watermark
         yield from self.deferred()
 
-    def deferred(self) -> Batches:
+    def deferred(self) -> Iterator[pa.RecordBatch]:
         mark = self._postponed
         if mark is None:
-            return []
+            return
         waits = time.monotonic() - self._closed_s < (self._share() - 1) * self._took_s
-        if waits and self._counted + sum(each.rows for each in self._log.segments) > SMALL_ROWS:
-            return []
-        return self._close(mark)
+        if not waits or self._counted + sum(each.rows for each in self._log.segments) <= SMALL_ROWS:
+            yield from self._close_iter(mark)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         yield from self._close_iter(FOREVER)
@@ -218,16 +217,9 @@ class _Sessions(AggregateOperator, ABC):
         began = time.monotonic()
         self.flush()
         open_spans: Batches = []
-        most, size = most_bytes(self._context.options.memory), self._log.size_bytes(self._log.segments)
-        shares = 1 if most is None or not any(map(columns, self._by)) else min(MAX_SHARES, -(-size // most))
         with self._log.taken() as waiting:
-            for share in range(max(1, shares)):
-                given = [batch for each in waiting for batch in self._log.read(each)]
-                if shares > 1:
-                    part = Part(-FOREVER, FOREVER, share, shares)
-                    given = [filtered(batch, from_numpy(self._shares.has(batch, part, self._context.options)))
-                             for batch in given]
-                given = [batch for batch in given if batch.num_rows]
+            for part in self._parts(waiting):
+                given = self._given(waiting, part)
                 if not given:
                     continue
                 final, rest, spans = (given, [], []) if watermark == FOREVER else self._closed(given, watermark)
@@ -245,6 +237,23 @@ class _Sessions(AggregateOperator, ABC):
                 self._least_end = min(self._least_end, pc.min(as_integers(batch.column(1))).as_py())
         self._closed_s = time.monotonic()
         self._took_s = self._closed_s - began
+
+    def _parts(self, waiting: Sequence[BufferSegment]) -> Iterator[Part]:
+        """What waits, in parts by their keys if memory is short."""
+        most, size = most_bytes(self._context.options.memory), self._log.size_bytes(waiting)
+        has_keys = any(map(columns, self._by))
+        shares = 1 if most is None or not has_keys else max(1, min(MAX_SHARES, -(-size // most)))
+        return (Part(-FOREVER, FOREVER, share, shares) for share in range(shares))
+
+    def _given(self, waiting: Sequence[BufferSegment], part: Part) -> Batches:
+        """What waits of the keys of a part, read piece by piece: all of it may be more than fits into memory."""
+        given: Batches = []
+        for batch in (batch for each in waiting for batch in self._log.read(each)):
+            if part.shares > 1:
+                batch = filtered(batch, from_numpy(self._shares.has(batch, part, self._context.options)))
+            if batch.num_rows:
+                given.append(batch)
+        return given
 
     def _add(self, batch: pa.RecordBatch) -> None:
         found = extent(batch.column(self._slices))
@@ -302,7 +311,7 @@ class PartialSessions(_Sessions, Partial):
             return
         for batch in self._counted_in(morsel.batch for morsel in morsels):
             self._add(batch)
-        if self._pre_aggregation.partitioned_bytes > MAX_PARTITIONED_BYTES:
+        if self._pre_aggregation.partitioned_bytes > most_partitioned(self._context.options.memory):
             self.flush()
 
     def _take_into(self, sessions: SessionTableProgram, batches: Batches) -> None:
@@ -379,8 +388,9 @@ class PartialSessions(_Sessions, Partial):
         found = ((batch, extent(batch.column(_FIRST))) for batch in self._resident.partials()) if self._resident else ()
         return [BufferSegment(*within, batch.num_rows, batch) for batch, within in found if within]
 
-    def _combined(self, waiting: list) -> Iterator[pa.RecordBatch]:  # type: ignore[type-arg]
-        yield from self._combine.run([batch for each in waiting for batch in self._log.read(each)])
+    def _combined(self, waiting: list[BufferSegment]) -> Iterator[pa.RecordBatch]:
+        for part in self._parts(waiting):
+            yield from self._combine.each(self._given(waiting, part))
 
     def _open_spans(self) -> Batches:
         if self._resident is not None:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from scalein.arrow_rows import copied
 from scalein.errors import Damaged, StoreFailed
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.local import make_directory, sync_path
@@ -68,6 +69,8 @@ class RowBuffer:
         return sum(segment.rows for segment in self.segments)
 
     def add(self, batch: pa.RecordBatch, first: int = 0, last: int = 0) -> None:
+        if self.memory is not None:  # a batch may hold on to much more than its rows
+            batch = copied(batch)
         self.segments.append(BufferSegment(first, last, batch.num_rows, batch))
         self.memory_bytes += self.segments[-1].size_bytes
         if self.memory is not None and self.memory_bytes > self.memory:

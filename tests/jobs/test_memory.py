@@ -19,10 +19,11 @@ import pytest
 import scalein as si
 from scalein import col, memory
 from scalein.connectors.sources import read_ahead as ahead_module
-from scalein.exec import close_batches, window_aggregate
+from scalein.exec import close_batches, local_state, window_aggregate
 from scalein.exec.aggregate_operator import MAX_GROUPS, MIN_GROUPS, Finalizer, most_groups
 from scalein.exec.bounded import PreAggregationProgram
 from scalein.exec.fragments import cut
+from scalein.exec.operator import FragmentRunner
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.jobs.source_readers import AHEAD_BYTES, Reader, SourcePosition, SourceReaders
@@ -291,6 +292,38 @@ def test_windows_that_close_together_are_finished_in_parts(
     seen = [before for _, before in given]
     assert seen == sorted(seen)
     assert seen[-1] > want // 2
+
+
+def test_sessions_that_wait_are_combined_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them at once, and the tables of their keys, may be more than memory holds."""
+    least = 40_000
+    monkeypatch.setattr(close_batches, "MIN_BYTES", least)
+    monkeypatch.setattr(local_state, "MIN_COMBINED_ROWS", 1_000)
+    real, given = FragmentRunner.each, list[int]()
+
+    def spied(self: FragmentRunner, batches: Any) -> Any:
+        given.append(sum(batch.nbytes for batch in batches))
+        return real(self, batches)
+
+    monkeypatch.setattr(FragmentRunner, "each", spied)
+    table = pa.table({"t": np.arange(20_000), "k": np.arange(20_000) % 7_000})
+    flow = si.from_batches(table.to_batches(max_chunksize=500), table.schema).with_watermark("t", 0)
+    out = si.to_memory()
+    flow.group_by("k", si.session("t", gap=10**6)).agg(n=si.count()).start(sink=out, memory=3 * least, workers=1).wait()
+    counts = np.bincount(np.arange(20_000) % 7_000)
+    assert dict(zip(out.table()["k"].to_pylist(), out.table()["n"].to_pylist(), strict=True)) == dict(enumerate(counts))
+    assert len(given) > 4
+    assert max(given) < 1.6 * least  # keys are not all alike
+
+
+def test_what_a_buffer_holds_is_no_part_of_something_larger(tmp_path: Path) -> None:
+    whole = pa.record_batch({"x": np.arange(100_000), "s": ["a text"] * 100_000})
+    buffer = RowBuffer(tmp_path, whole.schema, MB)
+    buffer.add(whole.slice(500, 2))
+    held = buffer.segments[0].batch
+    assert held is not None
+    assert held == whole.slice(500, 2)
+    assert sum(each.size for column in held.columns for each in column.buffers() if each is not None) < 1_000
 
 
 def test_the_rows_of_a_flow_that_is_gone_are_given_back() -> None:
