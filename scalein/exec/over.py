@@ -260,6 +260,9 @@ class _Frames:
             return self._picked(call, which, _ranks(comparable(by)), self._valid(agg.args[-1]))
         if agg.fn in ("sum", "mean", "var", "std") and dtype is not None and not dtype.is_decimal:
             return self._number(call, self._arg(agg.args[0]))
+        sums = self._decimal_sum(call, self._arg(agg.args[0])) if agg.fn == "sum" else None
+        if sums is not None:
+            return sums
         return self._aggregated(call)
 
     def _arg(self, arg: object) -> pa.Array:
@@ -291,16 +294,20 @@ class _Frames:
 
     def _kernel(self, call: OverCall, what: str, values: np.ndarray | None,
                 valid: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        try:
+            return self._aggregate(call, what, values, valid)
+        except FramesOverflow:
+            raise ComputeError(f"integer overflow in `{show_agg(call.agg)}`", at=call.agg.at) from None
+
+    def _aggregate(self, call: OverCall, what: str, values: np.ndarray | None,
+                   valid: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         frame = call.frame
         kind = "rows" if frame.rows is not None else "within" if frame.within is not None else "all"
         until = "partition" if frame.is_whole else "equal" if frame.with_peers else "row"
         width = frame.rows if frame.rows is not None else frame.within or 0
-        try:
-            return aggregate(what, kind, until, self._rows.places, self._rows.row_bits, width=width, values=values,
-                             valid=valid, times=self._times_of() if kind == "within" else None,
-                             ties=self._ties_of() if until == "equal" else None, options=self._options)
-        except FramesOverflow:
-            raise ComputeError(f"integer overflow in `{show_agg(call.agg)}`", at=call.agg.at) from None
+        return aggregate(what, kind, until, self._rows.places, self._rows.row_bits, width=width, values=values,
+                         valid=valid, times=self._times_of() if kind == "within" else None,
+                         ties=self._ties_of() if until == "equal" else None, options=self._options)
 
     def _picked(self, call: OverCall, which: str, values: np.ndarray | None, valid: np.ndarray | None) -> pa.Array:
         """The value of the row of each frame that has the least or greatest one, or is the first or last."""
@@ -327,6 +334,23 @@ class _Frames:
         if pa.types.is_duration(type_of(call.agg).arrow):
             array = array.view(type_of(call.agg).arrow)
         return array if there is None else _with_nulls(array, there)
+
+    def _decimal_sum(self, call: OverCall, arg: pa.Array) -> pa.Array | None:
+        """The sums of decimals, as integers of 64 bits; None if a value or a sum has more digits than these."""
+        if not len(arg) or not pa.types.is_decimal128(arg.type):
+            return None
+        words = np.frombuffer(arg.buffers()[1], np.int64).reshape(-1, 2)[arg.offset : arg.offset + len(arg)]
+        valid, low = self._valid(call.agg.args[0]), np.ascontiguousarray(words[:, 0])
+        is_wide = words[:, 1] != low >> 63
+        if (is_wide if valid is None else is_wide & (valid > 0)).any():
+            return None
+        try:
+            sums, there = self._aggregate(call, "signed_sum", low, valid)
+        except FramesOverflow:
+            return None
+        kind = pa.decimal128(38, arg.type.scale)
+        found = pa.Array.from_buffers(kind, len(sums), [None, pa.py_buffer(np.column_stack((sums, sums >> 63)).copy())])
+        return found if there is None else _with_nulls(found, there)
 
     # --- any other aggregate, over all rows of each frame
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
@@ -13,6 +15,7 @@ import scalein as si
 from scalein import col
 from scalein.api.column import Column
 from scalein.api.flow import Flow
+from scalein.exec import over
 from tests.engines import Engine, check, each_engine, every_compiler, every_engine, examples
 from tests.strategies import ALL, of_types, tables
 
@@ -199,3 +202,25 @@ def test_what_is_not_needed_is_not_computed() -> None:
     flow = si.from_arrow({"k": [1], "x": [3]}).with_columns(n=si.row_number().over("k"), s=col("x").sum().over("k"))
     assert "over" not in flow.select("k").explain("fused")
     assert "Filter" in flow.filter(col("k") > 0).explain(verbose=True)
+
+
+@pytest.mark.parametrize("high", [10**6, 10**17, 10**24])
+def test_sums_of_decimals_take_one_pass(high: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of more than 64 bits, or whose sums have more, are still right, frame by frame."""
+    made = random.Random(high)
+    count = 300
+    values = [None if k % 7 == 3 else Decimal(made.randint(-high, high)).scaleb(-3) for k in range(count)]
+    keys = [None if k % 11 == 5 else made.randrange(3) for k in range(count)]
+    table = pa.table({"k": keys, "t": range(count), "d": pa.array(values, pa.decimal128(30, 3))})
+    flow = si.from_arrow(table).select(all=col("d").sum().over("k", order_by="t"),
+                                       near=col("d").sum().over("k", order_by="t", rows=4),
+                                       whole=col("d").sum().over("k"))
+    if high == 10**6:
+        monkeypatch.setattr(over._Frames, "_aggregated", lambda frames, call: pytest.fail("frame by frame"))
+    got = flow.collect()
+    for row, key in enumerate(keys):
+        own = [k for k in range(count) if keys[k] == key]
+        until = [k for k in own if k <= row]
+        for name, frame in (("all", until), ("near", until[-4:]), ("whole", own)):
+            there = [value for k in frame if (value := values[k]) is not None]
+            assert got[name][row].as_py() == (sum(there) if there else None)
