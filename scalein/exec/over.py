@@ -260,6 +260,9 @@ class _Frames:
             return self._picked(call, which, _ranks(comparable(by)), self._valid(agg.args[-1]))
         if agg.fn in ("sum", "mean", "var", "std") and dtype is not None and not dtype.is_decimal:
             return self._number(call, self._arg(agg.args[0]))
+        is_running = call.frame.rows is None and call.frame.within is None and not call.frame.is_whole
+        if agg.fn == "n_unique" and is_running and not type_of(agg.args[0]).is_nested:
+            return from_numpy(self._kernel(call, "count", None, self._is_new(agg.args[0]))[0])
         sums = self._decimal_sum(call, self._arg(agg.args[0])) if agg.fn == "sum" else None
         if sums is not None:
             return sums
@@ -275,6 +278,17 @@ class _Frames:
             return None
         found = self._arg(arg)
         return None if not found.null_count else as_numpy(found.is_valid().cast(pa.uint8()))
+
+    def _is_new(self, arg: object) -> np.ndarray:
+        """The rows that have the first of equal values of their partition, as bytes; no nulls."""
+        numbers, _, _ = _numbers_of(self._arg(arg), WORD_BITS)  # null has one of its own
+        part, value = np.cumsum(self._rows.is_first), numbers[self._rows.rows]
+        order = np.lexsort((value, part))
+        part, value = part[order], value[order]
+        is_new = np.ones(self._count, np.uint8)
+        is_new[order[1:]] = (part[1:] != part[:-1]) | (value[1:] != value[:-1])
+        found, valid = self._rows.by_row(is_new), self._valid(arg)
+        return found if valid is None else found & valid
 
     def _is_true(self, arg: object) -> np.ndarray:
         return as_numpy(pc.fill_null(self._arg(arg), False).cast(pa.uint8()))

@@ -224,3 +224,18 @@ def test_sums_of_decimals_take_one_pass(high: int, monkeypatch: pytest.MonkeyPat
         for name, frame in (("all", until), ("near", until[-4:]), ("whole", own)):
             there = [value for k in frame if (value := values[k]) is not None]
             assert got[name][row].as_py() == (sum(there) if there else None)
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string(), pa.float64(), pa.decimal128(25, 2)])
+def test_running_numbers_of_different_values_take_one_pass(kind: pa.DataType, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = random.Random(4)
+    values = pa.array([None if k % 9 == 2 else made.randrange(40) for k in range(300)]).cast(kind)
+    table = pa.table({"k": [k % 5 or None for k in range(300)], "t": [k // 3 for k in range(300)], "v": values})
+    flow = si.from_arrow(table).select(some=col("v").n_unique().over("k", order_by="t"),
+                                       all=col("v").n_unique().over(order_by="t"))
+    monkeypatch.setattr(over._Frames, "_aggregated", lambda frames, call: pytest.fail("frame by frame"))
+    got, rows = flow.collect().to_pylist(), table.to_pylist()
+    for k, row in enumerate(rows):
+        until = rows[: k + 1]
+        assert got[k]["some"] == len({each["v"] for each in until if each["k"] == row["k"]} - {None})
+        assert got[k]["all"] == len({each["v"] for each in until} - {None})
