@@ -325,3 +325,77 @@ def test_bodies_of_classes_have_the_same_language() -> None:
     given = [(0, "1", 0, 9, 1.0), (0, "2", 0, 9, 2.0), (0, "3", 0, 9, 3.0), (1, "7", 0, 9, 7.0), (1, "5", 0, 1, 5.0)]
     for collected in (parts_.collect(), oracle.collect(parts_)):
         assert sorted(map(tuple, map(dict.values, collected.to_pylist()))) == sorted(given)
+
+
+@si.udf
+def halved(x: float | None) -> float:
+    if x is None:
+        return 0.0
+    while x > 1.0:
+        x = x / 2
+    return x
+
+
+@si.udf
+def doubled(x: float | None, n: int) -> float:
+    if x is None:
+        return 0.5
+    for k in range(n):
+        for _ in range(2):
+            if x > 100.0:
+                x = 1.0
+                continue
+            x = x * 2 + k
+    return x
+
+
+@si.udf
+def until_none(x: float | None, n: int) -> float:
+    """It becomes None in a round, so it must be tested in each."""
+    while x is not None:
+        if x > n:
+            x = None
+            continue
+        x = x + 1.0
+        n = n - 1
+    return float(n)
+
+
+def test_what_is_not_none_stays_so_in_loops() -> None:
+    check(halved, [None, 5.0, 0.5, 1e9])
+    for function in (doubled, until_none):
+        check(function, [None, 5.0, 0.5], [1, 9, 3])
+
+
+def test_what_may_be_none_after_a_round_is_refused() -> None:
+    def refused(x: float | None, n: int) -> float:
+        if x is None:
+            return 0.0
+        for _ in range(n):
+            if x > 3.0:
+                x = None
+                continue
+            x = 2.0
+        return 1.0
+
+    with pytest.raises(CannotCompile, match="x may be None here"):
+        si.udf(refused)
+
+
+@si.process
+class Halves:
+    last: float | None = None
+
+    def on_row(self, row: Any) -> Any:
+        if self.last is None:
+            self.last = row.x
+            return
+        while self.last > 1.0:
+            self.last = self.last / 2
+        yield {"x": self.last}
+        self.last = row.x
+
+
+def test_fields_that_are_not_none_stay_so_in_loops() -> None:
+    rows = si.from_arrow({"k": [1, 1, 1], "x": [5.0, 7.0, 0.1]}).group_by("k").process(Halves).collect()
+    assert rows["x"].to_pylist() == [0.625, 0.875]

@@ -17,7 +17,6 @@ from scalein.ir.functions.nested import is_struct
 from scalein.ir.internal_names import internal
 from scalein.ir.literals import PLAIN, hint_for_object
 from scalein.ir.ops import (
-    Aggregate,
     By,
     Distinct,
     Explode,
@@ -30,9 +29,7 @@ from scalein.ir.ops import (
     Sort,
     Source,
     StreamJoin,
-    Watermark,
 )
-from scalein.ir.ops.process import time_of
 from scalein.ir.ops.stream_join import WINDOW_COLUMNS, TimeBound
 from scalein.ir.over import Frame, OverCall
 from scalein.ir.physical import identity
@@ -142,14 +139,16 @@ def asof_join(left: Op, right: Op, on: str, by: Keys | None, tolerance: object, 
 def _window_bound(left: Op, right: Op, within: object, at: SourceLoc) -> TimeBound:
     if not isinstance(within, WindowSpec):
         raise BadArgument("within= takes a window", at=at, found=repr(within), hint='within=si.tumbling("t", "10s")')
-    if within.kind != "tumbling" or within.offset is not None:
-        raise BadArgument("a join in windows takes tumbling windows without an offset", at=at, found=repr(within),
+    if within.kind != "tumbling":
+        raise BadArgument("a join in windows takes tumbling windows", at=at, found=repr(within),
                           hint='within=si.tumbling("t", "10s"), or between=("-5s", "5s")')
     windows = [resolve_window(within, Scope(op.schema, f"join ({side} side)", at))
                for op, side in ((left, "left"), (right, "right"))]
     mine, others = _one_type(windows[0].time, windows[1].time, at)
     size = in_units(within.size, type_of(mine), "size of the window", show_expr(mine), at)
-    return TimeBound(mine, others, size=size)
+    offset = 0 if within.offset is None else in_units(within.offset, type_of(mine), "offset of the window",
+                                                      show_expr(mine), at)
+    return TimeBound(mine, others, size=size, offset=offset % size)
 
 
 def _event_times(left: Op, right: Op, at: SourceLoc) -> tuple[Expr, Expr]:
@@ -157,15 +156,11 @@ def _event_times(left: Op, right: Op, at: SourceLoc) -> tuple[Expr, Expr]:
 
 
 def _event_time(op: Op, side: str, at: SourceLoc) -> Expr:
-    """The column of the last watermark that still stands in the rows."""
-    below = op
-    while not isinstance(below, Watermark):
-        has_none = isinstance(below, StreamJoin) and below.how in ("right", "outer")
-        if not below.streams or isinstance(below, Aggregate) or has_none:
-            raise BadArgument(f"the {side} side of the join has no event time", at=at, has=", ".join(op.schema.names),
-                              hint='give both sides one: .with_watermark("t", "10s")')
-        below = below.streams[0]
-    return _time_column(below.column, Scope(op.schema, f"join ({side} side)", at))
+    """The column of event time."""
+    if not op.event_time.column:
+        raise BadArgument(f"the {side} side of the join has no event time", at=at, has=", ".join(op.schema.names),
+                          hint='give both sides one: .with_watermark("t", "10s")')
+    return _time_column(op.event_time.column, Scope(op.schema, f"join ({side} side)", at))
 
 
 def _time_column(name: str, scope: Scope) -> Expr:
@@ -467,7 +462,7 @@ def distinct_in_time(op: Op, given: Sequence[object], within: object, ttl: objec
         raise BadArgument("distinct takes within= or ttl=", at=scope.at, found=f"within={within!r}, ttl={ttl!r}",
                           hint="within= counts from the last row that was kept, ttl= from the last row")
     keys = [column(name, scope) for name in distinct(op, given, scope).keys]
-    name = time_of(op)
+    name = op.event_time.column
     if not name:
         raise BadArgument(f"distinct {'within a time' if ttl is None else 'with ttl='} needs event time", at=scope.at,
                           has=shown(scope.schema), hint='with_watermark("t", "10s") before it')

@@ -21,7 +21,6 @@ from scalein.ir.functions.arithmetic import plus
 from scalein.ir.internal_names import internal
 from scalein.ir.literals import hint_for_object
 from scalein.ir.ops import Aggregate, AssignWindows, Filter, Op, Over, Process, Project
-from scalein.ir.ops.process import time_of
 from scalein.ir.over import Frame, OverCall
 from scalein.ir.physical import identity
 from scalein.ir.resolve import Scope, column, resolve, resolve_agg
@@ -161,7 +160,7 @@ class GroupBy(ForeignNames):
         if self._window is not None:
             raise BadArgument("process takes no window", at=at, hint="group by keys only; the class has timers")
         schema = self._op.schema
-        time = time_of(self._op) if ttl is None else _event_time(self._op, "process", at)
+        time = self._op.event_time.column if ttl is None else _event_time(self._op, "process", at)
         scope = Scope(schema, "process", at)
         units = 0 if ttl is None else in_units(span(ttl, "ttl", at), schema[time].dtype, "ttl", time, at)
         with ShortTraceback():
@@ -202,6 +201,11 @@ class GroupBy(ForeignNames):
         if self._counts_rows:
             raise BadArgument(f"{scope.step} takes windows of time", at=scope.at, found="a count window",
                               hint="number the rows: si.row_number().over(...) in with_columns")
+        if self._window is not None and self._window.is_session:
+            raise BadArgument(f"{scope.step} takes windows of time that are aligned: which session a row is in, later "
+                              "rows decide", at=scope.at, found=str(self._window),
+                              hint=f'group_by(..., si.tumbling(...)).{scope.step}(...); or the values of each session: '
+                                   '.agg(best=col("x").top_k(10, by="x"))')
         order = first_rows(self._op, k, by, descending, scope)
         names = self._op.schema.names
         new = [key for key in self._keys if not (isinstance(key.expr, Col) and key.expr.name == key.name)]
@@ -273,7 +277,7 @@ class GroupBy(ForeignNames):
 
 def _event_time(op: Op, step: str, at: SourceLoc) -> str:
     """The column of event time, by which keys are forgotten."""
-    time = time_of(op)
+    time = op.event_time.column
     if not time:
         raise BadArgument("ttl is in event time, and the flow has none", at=at, step=step,
                           hint="with_watermark(column, delay) before group_by")

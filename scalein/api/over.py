@@ -14,7 +14,6 @@ from scalein.errors import BadArgument, SourceLoc, WrongType
 from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, OverResult, post_order, type_of
 from scalein.ir.internal_names import internal
 from scalein.ir.ops import By, Filter, Op, Over
-from scalein.ir.ops.process import time_of
 from scalein.ir.over import Frame, OverCall, is_window_function, typed_call
 from scalein.ir.printer import show_agg, show_expr
 from scalein.ir.resolve import Scope, explained, resolve, shown
@@ -95,7 +94,7 @@ def computed(op: Op, nodes: Iterable[Expr | Agg], scope: Scope) -> tuple[Op, Sco
 
     Calls with the same partitions and order are computed together; one that stands in another comes before it.
     """
-    event = time_of(op)
+    event = op.event_time.column
     waiting = _in_order([node for node in nodes if not isinstance(node, Agg)])
     results: dict[Agg | OverResult, str] = dict(scope.results)
     numbers = count()

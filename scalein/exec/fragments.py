@@ -24,9 +24,10 @@ from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
-from scalein.ir.exprs import Col
-from scalein.ir.ops.stream_join import as_buffered
+from scalein.ir.internal_names import is_internal
+from scalein.ir.ops.stream_join import as_buffered, with_times_of_one_type
 from scalein.ir.physical import Node
+from scalein.ir.printer import show_expr
 from scalein.ir.rewrite import rewrite, stacked, stream_path, walk_ops, walk_streams
 from scalein.ir.stages import FOREVER
 from scalein.ir.windows import Window
@@ -44,6 +45,7 @@ class Fragment:
     # For a sort by the column of windows that it names, first of all: how much later than the watermark its values to
     # come are at least. So rows leave when their windows are complete.
     sorted_by: tuple[str, int] | None = None
+    lead: int = 0  # how much later than the watermark the times to come of its op are at least
     _programs: dict[str, Node] = field(default_factory=dict)
 
     def program(self, name: str, of: Callable[[], ops.Op]) -> Node:
@@ -245,7 +247,7 @@ def _marked(first: Fragment) -> tuple[ops.Watermark | None, ops.Op]:
         path = stream_path(fragment.before if ends_here else fragment.op, fragment.input)
         marks = [op for op in path if isinstance(op, ops.Watermark)]
         if marks:
-            return marks[0], _without_state(marks[0].input, fragment, below)
+            return marks[-1], _without_state(marks[-1].input, fragment, below)
         if ends_here or not fragment.consumers:
             return None, first.input
         below = _without_state(fragment.op, fragment, below)
@@ -294,38 +296,14 @@ def _fragment(top: ops.Op, bottom: ops.Op) -> Fragment:
     source = placeholder(bottom.schema)
     op = over(top, bottom, source)
     state = next((each for each in stream_path(op, source) if each.has_state), None)
-    return Fragment(op, source, state, sorted_by=_sorted_by(state, source, bottom))
-
-
-def _sorted_by(state: ops.Op | None, source: ops.Source, bottom: ops.Op) -> tuple[str, int] | None:
-    """The column of windows that a sort over the rows of `bottom` is by, first of all, and its lead."""
-    first = state.by[0] if isinstance(state, ops.Sort) else None
-    if state is None or first is None or first.descending or not isinstance(first.expr, Col):
-        return None
-    name = first.expr.name
-    is_same = all(op.passes_through(name) for op in stream_path(state.streams[0], source))
-    lead = _window_columns(bottom).get(name) if is_same else None
-    return None if lead is None else (name, lead)
-
-
-def _window_columns(root: ops.Op) -> dict[str, int]:
-    """The columns of an op's rows that are limits of windows, and how much later than the watermark of these rows
-    the values to come are at least: a watermark promises the starts of windows.
-    """
-    known: dict[int, dict[str, int]] = {}
-    for op in walk_streams(root):
-        below = [known[id(each)] for each in op.streams]
-        if isinstance(op, ops.Aggregate):
-            size = None if op.window is None else op.window.least_size
-            known[id(op)] = {} if size is None else {"window_start": 0, "window_end": size}
-        elif isinstance(op, ops.Union):
-            known[id(op)] = {name: min(each[name] for each in below) for name in below[0]
-                             if all(name in each for each in below)}
-        elif not below or op.is_blocking:
-            known[id(op)] = {}
-        else:
-            known[id(op)] = {name: lead for name, lead in below[0].items() if op.passes_through(name)}
-    return known[id(root)]
+    given = next((each for each in stream_path(top, bottom) if each.has_state), None)
+    if given is None:
+        return Fragment(op, source, state)
+    rows = given.streams[0].event_time
+    leads = [rows.lead(time) for time, _ in given.times()]
+    lead = min((each for each in leads if each is not None), default=0)
+    return Fragment(op, source, state, sorted_by=given.limit_of_windows(rows) if isinstance(given, ops.Sort) else None,
+                    lead=lead)
 
 
 def placeholder(schema: Schema) -> ops.Source:
@@ -336,6 +314,26 @@ def placeholder(schema: Schema) -> ops.Source:
 def over(op: ops.Op, old: ops.Op, new: ops.Op) -> ops.Op:
     """The plan with another op in the place of one on its way; a static table may hold the same one, and keeps it."""
     return stacked(stream_path(op, old), new)
+
+
+def check_event_time(roots: Sequence[ops.Op], may_move: bool = True) -> None:
+    """Refuse what compares a column with the watermark that the watermark is not about: it would drop rows as late that
+    keep its promise, or wait for them until the end. Unless times `may_move`, none is before the watermark's.
+    """
+    for op in walk_streams(*roots):
+        given = with_times_of_one_type(op) if isinstance(op, ops.StreamJoin) else op
+        for time, number in given.times():
+            rows = given.streams[number].event_time
+            lead = rows.lead(time)
+            if rows.promised is None or (lead is not None and (may_move or lead >= 0)):
+                continue
+            known = ", ".join(name for name in rows.promised if not is_internal(name)) or "no column"
+            name = show_expr(time)
+            raise BadArgument(f"the watermark says nothing of {name}: windows, joins and orders of a job are over "
+                              "times with a watermark, else rows that are not late would be dropped", at=op.at,
+                              has=f"a watermark of {known}",
+                              hint="take a column with a watermark" if rows.is_derived else
+                              f"with_watermark({name!r}, delay) after {name} was computed")
 
 
 def check_bounded(edges: list[SourceEdge], is_bounded: bool, emit: str, at: SourceLoc) -> None:

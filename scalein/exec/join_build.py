@@ -77,6 +77,14 @@ class JoinTable:
     times: np.ndarray | None = None  # of its rows, where these are ordered by key and time
     ends: np.ndarray | None = None  # for the first row of each key, the row after its last one
 
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes beside the rows that it was built of."""
+        arrays = (self.rows, self.chain, *(() if self.times is None or self.ends is None else (self.times, self.ends)))
+        index = 0 if self.hash_table is None else self.hash_table.bytes
+        ordered = () if self.times is None else (*self.columns.values(), *self.nested.values())
+        return int(index + sum(array.nbytes for array in arrays) + sum(column.nbytes for column in ordered))
+
     def with_marks(self) -> JoinTable:
         """The same table for one run, which marks the rows that match."""
         assert self.table is not None

@@ -53,7 +53,6 @@ from scalein.ir.internal_names import internal
 from scalein.ir.ops.over import SPACED, WINDOWED
 from scalein.ir.over import Frame, OverCall
 from scalein.ir.physical import identity
-from scalein.ir.rewrite import stream_path
 from scalein.ir.stages import FOREVER
 from scalein.kernels.bind import conformed
 from scalein.storage.checked_json import Json, as_map
@@ -98,7 +97,7 @@ class _EventTimeOver(Stateless, ABC):
         self._schema = project.schema
         self._columns = {expr: expr.name if isinstance(expr, Col) else made[expr].name for expr in given}
         self._keys = [self._columns[key] for key in op.keys]
-        self._rows = EventTimeRows(context, self._schema.arrow, self._keys, op.time, source.names)
+        self._rows = EventTimeRows(context, self._schema.arrow, self._keys, op.time, op.late_schema.names)
 
     def _column(self, expr: Expr) -> Col:
         field = self._schema[self._columns[expr]]
@@ -192,24 +191,27 @@ def _parts(kept: list[Json], name: str) -> list[Json]:
 
 
 class WindowedOver(_EventTimeOver):
-    """Rows of windows: each window is computed when it closes, and then done."""
-
-    lead = 1  # a window is closed at the watermark that is its end
+    """Rows of windows: each window is computed when it closes, and then done. Where an aggregation gives the rows, that
+    is when the watermark of its results has passed the window's end.
+    """
 
     def __init__(self, fragment: Fragment, context: Context, state: Json, emit: str = "final") -> None:
         super().__init__(fragment, context, state, emit)
         self._whole = self._runner_of(self._schema, self._calls())
-        path = stream_path(fragment.before, fragment.input)
-        self._window = next((op.window for op in path if isinstance(op, ops.AssignWindows)), None)
+        self._window = None if self._op.assigned is None else self._op.assigned.window
+        # In a task of a Spark stream the rows come with their windows.
+        self._is_assigned = self._window is not None or (
+            ops.LAST_WINDOW in self._op.input.schema.names and not fragment.lead)
+        self.lead = int(self._is_assigned)  # a window is closed at the watermark that is its end
         self.restore(state)
 
     def promise(self, watermark: int) -> int | None:
         """Rows of open windows are to come, whatever their times in these."""
-        return None if self._window is None else max(self._window.least_open(watermark), -(1 << 63))
+        return watermark if self._window is None else max(self._window.least_open(watermark), -(1 << 63))
 
     def _add(self, batch: pa.RecordBatch, watermark: int | None) -> None:
         """Of a row whose windows are all closed, the last one is late; a closed window before it is not."""
-        if watermark is not None:
+        if watermark is not None and self._is_assigned:
             ends = np.asarray(as_integers(batch.column(self._op.time)))
             is_closed = ends < watermark
             if is_closed.any():

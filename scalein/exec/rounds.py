@@ -81,11 +81,12 @@ class Node:
     inputs: list[Node] = field(default_factory=list)
     consumers: list[Node] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
-    delays: bool = False  # the watermark of its input is not always that of its timeline
+    lead: int = 0  # how much later than the watermark of its input the times are that it compares with it
+    delays: bool = False  # the watermark that it gets is not always that of its timeline
     _known: tuple[int, int | None] | None = None  # the last watermark of the timeline, and that of the input
 
     def input_watermark(self, watermark: int) -> int | None:
-        """The watermark of its input, when that of its timeline is this; None: rows of any time may come."""
+        """The watermark that it gets, when that of its timeline is this; None: rows of any time may come."""
         if not self.delays:
             return watermark
         if self._known is None or self._known[0] != watermark:
@@ -100,7 +101,7 @@ class Node:
             if promised is None:
                 return None
             found.append(promised)
-        return min(found)
+        return min(found) + self.lead
 
     def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
         if self.delays and self.is_timed:
@@ -121,7 +122,8 @@ class Rounds:
         for number, node in enumerate(nodes):
             node.number = number
             # A promise that holds at any watermark is that of an operator which passes rows on as they come.
-            node.delays = any(below.delays or below.is_timed or below.operator.promise(0) != 0 for below in node.inputs)
+            is_late = (below.delays or below.is_timed or below.operator.promise(0) != 0 for below in node.inputs)
+            node.delays = bool(node.lead) or any(is_late)
             node.timeline.nodes.append(node)
             if node.operator.due is not None:
                 node.timeline.waiting.append(node)

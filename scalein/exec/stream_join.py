@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,7 @@ import pyarrow as pa
 from scalein.arrow_rows import as_integers, filtered, from_numpy, taken
 from scalein.compiler import compile_flow
 from scalein.dtypes import I64
-from scalein.errors import BadArgument, ComputeError
+from scalein.errors import ComputeError
 from scalein.exec.bounded import Program
 from scalein.exec.error_location import located
 from scalein.exec.fragments import Fragment, placeholder
@@ -49,7 +49,7 @@ from scalein.exec.operator import (
     executes,
 )
 from scalein.ir import ops
-from scalein.ir.exprs import Call, Col, Expr, Lit, Named
+from scalein.ir.exprs import Col, Expr, Lit, Named
 from scalein.ir.internal_names import internal
 from scalein.ir.ops.stream_join import WINDOW_COLUMNS, TimeBound, side_column
 from scalein.ir.physical import JoinBuild, Pipeline, identity, walk_nodes
@@ -86,8 +86,22 @@ class _Probe:
 
     def over(self, batches: Batches, options: Options) -> Program:
         """The join with these rows as its table."""
+        return self.sized(batches, options)[0]
+
+    def sized(self, batches: Batches, options: Options) -> tuple[Program, int]:
+        """The same, and the bytes of the table."""
         table = build(self._table, self._rows.run(batches, options), options)
-        return Program(self.node, {id(self._table): table})
+        return Program(self.node, {id(self._table): table}), table.memory_bytes
+
+
+class _Bytes:
+    """A number of bytes."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, count: int) -> None:
+        self.count += count
 
 
 class _Side:
@@ -101,6 +115,7 @@ class _Side:
         self._time = time.name if isinstance(time, Col) else None
         self.rows = backend_of(context).join_rows(self.schema, self.keys, self._time, PARTS[number])
         self._programs: WeakKeyDictionary[BufferSegment, dict[int, Program]] = WeakKeyDictionary()  # by id of a probe
+        self.tables = _Bytes()  # of their joins
         items = (*identity(schema), Named(_TIME, cast_to(time, I64)))
         self._times = Program(compile_flow(ops.Project(placeholder(schema), items)))
 
@@ -125,9 +140,11 @@ class _Side:
         known = self._programs.setdefault(segment, {})
         found = known.get(id(probe))
         if found is None:
-            found = probe.over([self.rows.read(segment)], options)
+            found, size = probe.sized([self.rows.read(segment)], options)
             if not self.is_limited:
                 known[id(probe)] = found
+                self.tables.add(size)
+                finalize(segment, self.tables.add, -size)
         return found
 
 
@@ -144,9 +161,6 @@ class StreamJoin(Stateless):
         join, self._schema = fragment.state.join, fragment.state.schema.arrow
         self._is_timed = join.bound is not None
         self._bound = bound = join.bound or TimeBound(Lit(0, I64), Lit(0, I64))  # all rows at one time
-        if any(isinstance(time, Call) and time.fn == "cast" for time in (bound.left, bound.right)):
-            raise BadArgument("in a job both sides of a join have times of one type", at=fragment.state.at,
-                              found=str(bound), hint="cast the time of one side before with_watermark")
         join = replace(join, bound=bound)
         self._join, self._is_asof = join, bound.pick != "all"
         self._sides = (_Side(LEFT, join, bound.left, context, join.waiting[LEFT]),
@@ -188,7 +202,7 @@ class StreamJoin(Stateless):
 
     @property
     def state_bytes(self) -> int:
-        return sum(side.rows.memory_bytes for side in self._sides)
+        return sum(side.rows.memory_bytes + side.tables.count for side in self._sides)
 
     @property
     def state_rows(self) -> int:
@@ -207,7 +221,7 @@ class StreamJoin(Stateless):
         if not self._is_timed or max(bound.left_wait, bound.right_wait) >= FOREVER:
             return None
         if bound.is_window:
-            return watermark // bound.size * bound.size
+            return bound.window_start(watermark)
         return watermark - max(0, bound.left_wait, bound.right_wait)
 
     # --- rows
@@ -248,7 +262,7 @@ class StreamJoin(Stateless):
             if watermark is not None and self._is_timed and len(times):
                 is_late = times < self._least_on_time(watermark)
                 if is_late.any():
-                    self._context.late(filtered(rows, from_numpy(is_late)))
+                    self._context.late(self._late(filtered(rows, from_numpy(is_late))))
                     rows, times = filtered(rows, from_numpy(~is_late)), times[~is_late]
             if len(times):
                 yield _OnTime(conformed(rows, side.schema), int(times.min()), int(times.max()))
@@ -273,6 +287,15 @@ class StreamJoin(Stateless):
         self._taken_in += rows.num_rows
         self.peak_state_rows = max(self.peak_state_rows, self.state_rows)
 
+    def _late(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Late rows of a side as they are reported."""
+        if not self._context.keeps_late:
+            return rows
+        schema = self._op.late_schema.arrow
+        columns = [rows.column(f.name) if f.name in rows.schema.names else pa.nulls(rows.num_rows, f.type)
+                   for f in schema]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
     def _run(self, program: Program, batches: Batches) -> Batches:
         try:
             return [batch for batch in program.run(batches, self._context.options) if batch.num_rows]
@@ -282,14 +305,13 @@ class StreamJoin(Stateless):
     # --- time
 
     def _least_on_time(self, watermark: int) -> int:
-        size = self._bound.size
-        return watermark // size * size if size else watermark
+        return self._bound.window_start(watermark) if self._bound.is_window else watermark
 
     def _range(self, number: int, first: int, last: int) -> tuple[int, int]:
         """The times of the other side that rows from `first` to `last` may match."""
         bound = self._bound if number == LEFT else self._bound.mirrored()
         if bound.is_window:
-            return first // bound.size * bound.size, last // bound.size * bound.size + bound.size
+            return bound.window_start(first), bound.window_start(last) + bound.size
         return first + bound.low, last + bound.high
 
     def _final(self, number: int, watermark: int) -> int:
@@ -315,9 +337,10 @@ class StreamJoin(Stateless):
         found = self.deferred()
         if not self._is_timed:
             return found
-        size = self._bound.size
-        span = sum(wait for wait in (self._bound.left_wait, self._bound.right_wait) if wait < FOREVER)
-        self._due = (watermark // size + 1) * size if size else watermark + max(1, span // RELEASES)
+        bound = self._bound
+        span = sum(wait for wait in (bound.left_wait, bound.right_wait) if wait < FOREVER)
+        release = watermark + max(1, span // RELEASES)
+        self._due = bound.window_start(watermark) + bound.size if bound.is_window else release
         return found + self._released(watermark)
 
     def finish(self) -> Batches:

@@ -13,6 +13,8 @@ from scalein.dtypes import BOOL, I64, DType, Field
 from scalein.ir.accumulators import Assign, ExprAcc, Slot
 from scalein.ir.exprs import Lit, Named, type_of
 from scalein.ir.tables import Acc, AccKind, Key, Table
+from scalein.ir.udf import Assign as SetLocal
+from scalein.ir.udf import Local, Yield, walk
 
 if TYPE_CHECKING:
     from scalein.ir.udf import Method, Variable
@@ -68,6 +70,19 @@ class ProcessBody:
         """The columns of a row, as `on_row` takes them."""
         assert self.on_row is not None
         return self.on_row.params[len(self.on_row.params) - len(self.columns) :]
+
+    def yields_time(self, output: str, time: str) -> bool:
+        """Whether a column of the rows that come out is the time of the row, or of the timer, each time."""
+        if self.on_row is None:
+            return True
+        number = [field.name for field in self.outputs].index(output)
+        times = {f"row.{time}", *(() if self.on_timer is None else (self.on_timer.params[-1].name,))}
+        statements = [part for method in (self.on_row, self.on_timer) if method is not None
+                      for part, _ in walk(method.body)]
+        if any(isinstance(each, SetLocal) and each.name in times for each in statements):
+            return False
+        values = [each.values[number] for each in statements if isinstance(each, Yield)]
+        return all(isinstance(value, Local) and value.name in times for value in values)
 
     def table(self, keys: tuple[Named, ...]) -> Table:
         """The fields of each key, in a record."""

@@ -74,6 +74,7 @@ class JobGraph:
         self._edges = cutting.cut_together(roots, output.emit)
         self._fragments = cutting.fragments(self._edges)
         self._ends = [next(each for each in self._fragments if number in each.outputs) for number in range(len(roots))]
+        cutting.check_event_time(roots)
         cutting.check_bounded(self._edges, self.is_bounded, output.emit, at)
         if epoch is not None:
             check_emit(epoch, self._emit_mode, at)
@@ -105,7 +106,7 @@ class JobGraph:
                 operator = open_operator(fragment, context, found.state, self._emit_of(fragment))
                 name = "rows" if fragment.state is None else type(fragment.state).__name__.lower()
                 nodes[id(fragment)] = Node(operator, OperatorMetrics(name), timelines[id(fragment)],
-                                           fragment.is_timed, outputs=fragment.outputs)
+                                           fragment.is_timed, outputs=fragment.outputs, lead=fragment.lead)
                 if isinstance(operator, BufferedAggregate) and fragment.window is None and not self.is_bounded:
                     raise BadArgument("aggregates as large as their input have no result over an endless source",
                                       at=self._at, step="group_by", hint="group by a window of time as well")
@@ -215,13 +216,10 @@ class JobGraph:
         waiting = [first for edge in self._edges for first in edge.firsts]
         while waiting:
             fragment = waiting.pop(0)
-            if isinstance(fragment.state, ops.BufferedJoin) and fragment.is_timed:
-                raise BadArgument("late rows of a join have the columns of one side or of the other, and late= takes "
-                                  "one sink", at=self._at, step="join", hint='late="drop", or "error"')
-            if not fragment.is_timed:
+            if not fragment.is_timed or fragment.state is None:
                 waiting += fragment.consumers
-            elif fragment.before.schema not in found:
-                found.append(fragment.before.schema)
+            elif fragment.state.late_schema not in found:
+                found.append(fragment.state.late_schema)
         if len(found) > 1:
             raise BadArgument("late rows of these windows have different columns, and late= takes one sink",
                               at=self._at, found="; ".join(map(repr, found)),

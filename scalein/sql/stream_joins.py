@@ -16,7 +16,7 @@ from sqlglot import exp
 from scalein.connectors.base import BoundSource
 from scalein.dtypes import UNITS_PER_SECOND, Kind
 from scalein.ir.exprs import Col, Lit, type_of
-from scalein.ir.ops import Join, Op, OuterJoin, Project, Source, StreamJoin, Watermark
+from scalein.ir.ops import Join, Op, OuterJoin, Source, StreamJoin, Watermark
 from scalein.ir.ops.stream_join import TimeBound
 from scalein.ir.rewrite import walk_streams
 from scalein.sql.exprs import Exprs
@@ -118,21 +118,7 @@ def _may_bound(left: Relation, right: Relation, mine: Col, others: Col) -> bool:
     """Whether two columns are event time: those of watermarks, or times where neither side has any."""
     if not (is_stream(left.op) or is_stream(right.op)):
         return type_of(mine).kind is Kind.TS
-    return _is_event_time(left.op, mine.name) and _is_event_time(right.op, others.name)
-
-
-def _is_event_time(op: Op, name: str) -> bool:
-    """Whether a column is that of the op's last watermark, under whatever name."""
-    while not isinstance(op, Watermark):
-        if isinstance(op, Project):
-            held = next((item.expr for item in op.items if item.name == name), None)
-            if not isinstance(held, Col):
-                return False
-            name = held.name
-        elif not op.inputs or not op.passes_through(name):
-            return False
-        op = op.inputs[0]
-    return op.column == name
+    return all(each.op.event_time.lead(time) == 0 for each, time in ((left, mine), (right, others)))
 
 
 def _comparisons(node: exp.Expr) -> list[Comparison]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from scalein.dtypes import BOOL, I64, STR, DType
 from scalein.ir.exprs import Lit
@@ -50,6 +51,7 @@ _MAX_DEPTH = 120  # nested parts: deeper ones would exceed Python's recursion li
 _TOO_DEEP = "it is nested too deeply"
 
 Block = tuple[Statement, ...]
+T = TypeVar("T")
 
 
 def compile_function(source: Source, params: tuple[Variable, ...] | None = None) -> Udf:
@@ -78,7 +80,7 @@ class Body:
         self._declare()
         self.exprs = self.new_exprs(source, set(self.declared) | assigned(source.tree.body))
         self.exprs.types = dict(self.declared)
-        self.loops: list[_Loop] = []  # those around a statement
+        self.loops: list[Loop] = []  # those around a statement
 
     def new_exprs(self, source: Source, names: set[str]) -> Exprs:
         return Exprs(source, names)
@@ -159,6 +161,7 @@ class Body:
                 marks = () if loop.is_broken is None else (Assign(loop.is_broken.name, Lit(True, BOOL)),)
                 return (*marks, Break()), None
             case ast.Continue():
+                self.loops[-1].at_continues.append(known)
                 return (Continue(),), None
             case _:
                 reason = _REFUSED.get(type(node), "this statement")
@@ -272,14 +275,34 @@ class Body:
         return (If(condition, then, otherwise),), join((after_then, after_else))
 
     def _while(self, node: ast.While, known: Known) -> tuple[Block, Known | None]:
-        head = known.without(assigned(node.body))
-        condition = self.exprs.condition(node.test, head)
-        if condition == Lit(False, BOOL):
+        if self.exprs.condition(node.test, known) == Lit(False, BOOL):  # before the first round
             return self.block(node.orelse, known)
-        with self._loop(node) as loop:
-            body, _ = self.block(node.body, head.given(node.test, True))
-        exit_facts = None if isinstance(condition, Lit) else head.given(node.test, False)
-        return self._after_loop(node, loop, While(condition, body), exit_facts)
+
+        def once(head: Known) -> Compiled[While]:
+            condition = self.exprs.condition(node.test, head)
+            with self._loop(node) as loop:
+                body, end = self.block(node.body, head.given(node.test, True))
+            exit_facts = None if isinstance(condition, Lit) else head.given(node.test, False)
+            return loop, While(condition, body), exit_facts, end
+
+        loop, statement, exit_facts, _ = self._rounds(known, node.body, once)
+        return self._after_loop(node, loop, statement, exit_facts)
+
+    def _rounds(self, known: Known, nodes: Sequence[ast.AST], once: Callable[[Known], Compiled[T]]) -> Compiled[T]:
+        """A loop whose `nodes` assign, compiled `once` for the facts at its head: those that hold before it, and
+        again after each of its rounds. What is not None before it is taken not to be, until a round says otherwise.
+        """
+        names = assigned(nodes)
+        held, hidden = known.not_none & names, dict(self.exprs.hidden)
+        while True:
+            found = once(replace(known, not_none=known.not_none - names | held))
+            loop, end = found[0], found[-1]
+            left = held.intersection(*(facts.not_none for facts in (end, *loop.at_continues) if facts is not None))
+            if left == held:
+                return found
+            held = left
+            self.exprs.hidden.clear()
+            self.exprs.hidden.update(hidden)
 
     def _for(self, node: ast.For, known: Known) -> tuple[Block, Known | None]:
         before: Block = ()
@@ -299,20 +322,23 @@ class Body:
                     before = (Assign(count.name, start),)
         if bounds is None and values is None:
             values = self._iterated(node.iter, known)
-        head = known.without(assigned([node.target, *node.body]))
         counter = self.exprs.new_local(I64 if values is None else STR)  # the user may assign to the loop's own name
-        target, inside = node.target, head
-        assignment: Block = ()
-        if count is not None:
-            assert isinstance(target, ast.Tuple)
-            number, target = target.elts
-            assignment, inside = self._assign_to(node, number, count, inside)
-            following = Apply("add", (count, Lit(1, I64)), I64, line=node.lineno)
-            assignment = (*assignment, Assign(count.name, following))
-        named, inside = self._assign_to(node, target, counter, inside)
-        with self._loop(node) as loop:
-            body, _ = self.block(node.body, inside)
-        whole = (*assignment, *named, *body)
+
+        def once(head: Known) -> Compiled[Block]:
+            target, inside = node.target, head
+            assignment: Block = ()
+            if count is not None:
+                assert isinstance(target, ast.Tuple)
+                number, target = target.elts
+                assignment, inside = self._assign_to(node, number, count, inside)
+                following = Apply("add", (count, Lit(1, I64)), I64, line=node.lineno)
+                assignment = (*assignment, Assign(count.name, following))
+            named, inside = self._assign_to(node, target, counter, inside)
+            with self._loop(node) as loop:
+                body, end = self.block(node.body, inside)
+            return loop, (*assignment, *named, *body), head, end
+
+        loop, whole, head, _ = self._rounds(known, [node.target, *node.body], once)
         if values is not None:
             done: Statement = ForEach(counter.name, values, whole)
         else:
@@ -343,15 +369,15 @@ class Body:
         return bounds[0], bounds[1], bounds[2] if len(bounds) == 3 else Lit(1, I64)
 
     @contextmanager
-    def _loop(self, node: ast.While | ast.For) -> Iterator[_Loop]:
+    def _loop(self, node: ast.While | ast.For) -> Iterator[Loop]:
         """Around the body of a loop."""
         has_else = bool(node.orelse)
-        loop = _Loop(self.exprs.new_local(BOOL) if has_else else None)
+        loop = Loop(self.exprs.new_local(BOOL) if has_else else None)
         self.loops.append(loop)
         yield loop
         self.loops.pop()
 
-    def _after_loop(self, node: ast.While | ast.For, loop: _Loop, statement: Statement,
+    def _after_loop(self, node: ast.While | ast.For, loop: Loop, statement: Statement,
                     known: Known | None) -> tuple[Block, Known | None]:
         """The loop, and its else where it ends without a break; `known` are the facts there."""
         if loop.is_broken is None or known is None:
@@ -368,8 +394,13 @@ class Body:
 
 
 @dataclass(slots=True)
-class _Loop:
+class Loop:
     """A loop whose body is being compiled."""
 
     is_broken: Local | None  # whether a break ended it, if it has an else
     at_breaks: list[Known] = field(default_factory=list)  # the facts there
+    at_continues: list[Known] = field(default_factory=list)
+
+
+# What a loop consists of, and the facts where its test fails and at the end of a round; None: it does not come there.
+Compiled = tuple[Loop, T, Known | None, Known | None]

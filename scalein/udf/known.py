@@ -27,10 +27,6 @@ class Known:
         """The facts where a test has this result."""
         return replace(self, not_none=self.not_none | not_none_if(test, truth))
 
-    def without(self, names: Iterable[str]) -> Known:
-        """The facts where `names` may have been assigned again: at the head of a loop."""
-        return replace(self, not_none=self.not_none - set(names))
-
 
 def join(states: Iterable[Known | None]) -> Known | None:
     """The facts where several paths meet; a path that ended in a return is None."""

@@ -23,7 +23,7 @@ from scalein.ir.exprs import Lit
 from scalein.ir.process import NEVER, TIMER, ProcessBody, PythonBody
 from scalein.ir.udf import Apply, Assign, ForRange, Local, Part, RingAppend, RingRead, Variable, Yield
 from scalein.layout import INLINE_BYTES
-from scalein.udf.body import Block
+from scalein.udf.body import Block, Compiled
 from scalein.udf.classes import (
     Fields,
     MethodBody,
@@ -36,7 +36,7 @@ from scalein.udf.classes import (
 )
 from scalein.udf.conversions import NAMES, common, convert
 from scalein.udf.exprs import Exprs
-from scalein.udf.known import Known, assigned
+from scalein.udf.known import Known
 from scalein.udf.python_source import Source
 
 PLAIN = "@si.process(compile=False) runs it as plain Python, row by row"
@@ -264,16 +264,20 @@ class _ProcessMethod(MethodBody):
 
     def _for_ring(self, node: ast.For, target: str, name: str, known: Known) -> tuple[Block, Known | None]:
         """A loop over the values, from the oldest."""
-        head = known.without(assigned([node.target, *node.body]))
         counter = self.exprs.new_local(I64)
         item = RingRead("item", name, (counter,), self.rings[name], node.lineno)
-        assignment, inside = self.assign(node, target, item, head)
-        self.iterated.append(name)
-        with self._loop(node) as around:
-            body, _ = self.block(node.body, inside)
-        self.iterated.pop()
+
+        def once(head: Known) -> Compiled[Block]:
+            assignment, inside = self.assign(node, target, item, head)
+            self.iterated.append(name)
+            with self._loop(node) as around:
+                body, end = self.block(node.body, inside)
+            self.iterated.pop()
+            return around, (*assignment, *body), head, end
+
+        around, whole, head, _ = self._rounds(known, [node.target, *node.body], once)
         length = RingRead("len", name, (), I64, node.lineno)
-        loop = ForRange(counter.name, Lit(0, I64), length, Lit(1, I64), (*assignment, *body), node.lineno)
+        loop = ForRange(counter.name, Lit(0, I64), length, Lit(1, I64), whole, node.lineno)
         return self._after_loop(node, around, loop, head)
 
     def _set_timer(self, node: ast.stmt, value: ast.expr, known: Known) -> Assign:

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein.api.flow import Flow
-from scalein.testing import check_steps
+from scalein.testing import Stream, check_steps, until
 from tests.engines import examples
 from tests.same import assert_same
 
 HOWS = ["inner", "left", "right", "outer", "semi", "anti"]
 BOUNDS = [{"within": si.tumbling("t", 6)}, {"between": (-3, 5)}, {"between": (2, 9)}, {"between": (-9, -2)},
-          {"keep": 4}, {"keep": "forever"}]  # fmt: skip
+          {"keep": 4}, {"keep": "forever"}, {"within": si.tumbling("t", 6, offset=-2)}]  # fmt: skip
 DELAY = 5
 
 
@@ -218,3 +218,54 @@ def test_outputs_of_one_job_join_the_same_sides() -> None:
     assert sum(seen) == 100, "the steps of a side run once"
     for out, flow in zip(outs, build(bounded(table), bounded(table)), strict=True):
         assert_same(out.table(), flow.collect())
+
+
+def test_state_bytes_count_the_tables_of_segments() -> None:
+    """A row of one side makes a table of the rows of the other, which is in memory as long as these."""
+    schema = pa.schema([("k", pa.int64()), ("t", pa.int64())])
+    many = pa.record_batch([pa.array(range(20_000)), pa.array([5] * 20_000)], schema=schema)
+    one = pa.record_batch([pa.array([1]), pa.array([5])], schema=schema)
+    sides = [Stream({"a": [batch]}, ends=False, allowed={"a": 0}) for batch in (many, one)]
+    left, right = (si.from_source(side).with_watermark("t", 9) for side in sides)
+    out = si.to_memory()
+    job = left.join(right, on="k", between=(-9, 9)).start(sink=out)
+    sides[0].allow("a", 1)
+    until(lambda: job.metrics()["rows_in"] == 20_000, job)
+    before = job.metrics()["state_bytes"]
+    sides[1].allow("a", 1)
+    until(lambda: out.table().num_rows == 1, job)
+    until(lambda: job.metrics()["state_bytes"] > before + 20_000 * 16, job)  # type: ignore[operator]
+    for side in sides:
+        side.end()
+    job.wait()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("bound", [{"between": ("-4s", "5s")}, {"within": si.tumbling("t", "5s", offset="2s")}])
+@pytest.mark.parametrize("how", ["inner", "outer"])
+def test_sides_may_have_times_of_different_units(how: str, bound: dict[str, object]) -> None:
+    """A watermark of milliseconds and one of microseconds are compared in the finer unit, on either side."""
+    sides = []
+    for seed, unit, payload in ((1, "ms", "x"), (2, "us", "y")):
+        rows = side(np.random.default_rng(seed), payload, 60)
+        times = pa.array([None if t is None else 1000 * t for t in rows["t"].to_pylist()], pa.timestamp("ms"))
+        sides.append(rows.set_column(1, "t", times.cast(pa.timestamp(unit))))
+    for one, other in (sides, sides[::-1]):
+        flows = [[si.from_arrow(pa.Table.from_batches(each.to_batches(max_chunksize=size), each.schema)).with_watermark(
+            "t", f"{DELAY}s") for each in (one, other)] for size in (7, 100)]
+        joins = [left.join(right, on="k", how=how, **bound) for left, right in flows]  # type: ignore[arg-type]
+        out = si.to_memory()
+        job = joins[0].start(sink=out)
+        job.wait()
+        assert job.metrics()["late_rows"] == 0
+        assert job.metrics()["peak_state_rows"] < 80  # type: ignore[operator]
+        found, wanted = out.table(), joins[1].collect()
+        assert found.num_rows > 20
+        assert_same(found, wanted)
+
+
+def test_a_join_in_moved_windows() -> None:
+    left, right = pa.table({"k": [1] * 12, "t": range(12)}), pa.table({"k": [1] * 12, "t": range(12), "y": range(12)})
+    found = si.from_arrow(left).join(si.from_arrow(right), on="k", within=si.tumbling("t", 5, offset=12)).collect()
+    wanted = [(t, u, (t - 2) // 5 * 5 + 2) for t in range(12) for u in range(12) if (t - 2) // 5 == (u - 2) // 5]
+    assert sorted(zip(*(found[name].to_pylist() for name in ("t", "y", "window_start")), strict=True)) == sorted(wanted)

@@ -5,13 +5,14 @@ The result types of aggregates are in `ir/aggregates.py`, windows in `ir/windows
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from scalein.dtypes import BOOL, Field, Schema
 from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir.aggregates import AGGREGATES
+from scalein.ir.event_time import AT_THE_END, EventTime, of_windows
 from scalein.ir.exprs import Agg, Call, Expr, Named, NamedAgg, columns, type_of
 from scalein.ir.functions.registry import can_fail, has_host
 from scalein.ir.internal_names import is_internal
@@ -89,6 +90,16 @@ class Aggregate(Unary):
         if self.keys or self.window is not None:
             return set()
         return {min(self.aggs, key=lambda named: len(named.agg.args)).name}
+
+    def _time_of(self, below: Sequence[EventTime]) -> EventTime:
+        """Groups without a window come at the end."""
+        if self.window is None:
+            return AT_THE_END
+        keys = {key.name: key.expr for key in self.keys}
+        return of_windows(below[0], self.window.time, keys, self.window.least_size)
+
+    def times(self) -> tuple[tuple[Expr, int], ...]:
+        return () if self.window is None else ((self.window.time, 0),)
 
     def state_reads(self) -> set[str]:
         return {name for expr, _ in self.exprs() for name in columns(expr)}

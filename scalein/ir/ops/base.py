@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from scalein.dtypes import Schema
 from scalein.ir.digest import digest_of
+from scalein.ir.event_time import NO_TIME, EventTime
 from scalein.ir.exprs import Expr, deep_parts
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Op(ABC):
     _digest: bytes | None = None
     _depth: int | None = None
     _deep: tuple[Op, ...] | None = None
+    _event_time: EventTime | None = None
 
     is_row_by_row: ClassVar[bool] = False  # each row gives its rows at once, whatever came before
     is_one_to_one: ClassVar[bool] = False  # each row gives exactly one
@@ -76,6 +78,15 @@ class Op(ABC):
                 op.__dict__["_depth"] = 1 + max((below._depth or 0 for below in op.inputs), default=0)
         assert self._depth is not None
         return self._depth
+
+    @property
+    def event_time(self) -> EventTime:
+        """The event time of its rows."""
+        if self._event_time is None:
+            for op in _unmade(self, "_event_time"):
+                op.__dict__["_event_time"] = op._time_of([below._event_time or NO_TIME for below in op.streams])
+        assert self._event_time is not None
+        return self._event_time
 
     @property
     def memory_shares(self) -> int:
@@ -169,6 +180,21 @@ class Op(ABC):
     def passes_through(self, column: str) -> bool:
         """Whether a column of the rows that come out is that of the first input."""
         return False
+
+    # --- event time
+
+    def _time_of(self, below: Sequence[EventTime]) -> EventTime:
+        """The event time of its rows, of that of its streams."""
+        return below[0].through(filter(self.passes_through, self.schema.names)) if below else NO_TIME
+
+    def times(self) -> tuple[tuple[Expr, int], ...]:
+        """What it compares with the watermark, each with the number of the input that it reads."""
+        return ()
+
+    @property
+    def late_schema(self) -> Schema:
+        """The columns that its late rows are reported with."""
+        return self.streams[0].schema
 
     def state_reads(self) -> set[str]:
         """The input's columns that its state is made of."""

@@ -6,7 +6,7 @@ rows without a match, which are known when the left side has ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -15,6 +15,7 @@ from scalein.dtypes import I32, Field, Schema
 from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir import physical
 from scalein.ir.checks import PROBES, expect, wrong_keys
+from scalein.ir.event_time import AT_THE_END, EventTime, of_union
 from scalein.ir.exprs import Col, Expr, Lit, columns
 from scalein.ir.functions.registry import can_fail
 from scalein.ir.ops.base import Op, SameColumns
@@ -63,6 +64,9 @@ class Union(Op):
 
     def cheapest(self) -> set[str]:
         return {min(self.schema.fields, key=width).name}
+
+    def _time_of(self, below: Sequence[EventTime]) -> EventTime:
+        return of_union(below)
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
         return [(number, predicate) for number in range(len(self.inputs))]
@@ -205,6 +209,10 @@ class OuterJoin(Join):
 
     def passes_through(self, column: str) -> bool:
         return False
+
+    def _time_of(self, below: Sequence[EventTime]) -> EventTime:
+        """Rows come at the end, some of them without those of the left side."""
+        return AT_THE_END
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
         """A right join keeps every row of the right side; fewer rows of the left would leave more without a match."""

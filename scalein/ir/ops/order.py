@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from scalein.dtypes import BOOL
 from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir import physical
+from scalein.ir.event_time import EventTime
 from scalein.ir.exprs import Call, Col, Expr, Named, columns
 from scalein.ir.functions.registry import has_host
 from scalein.ir.internal_names import internal
@@ -131,6 +132,21 @@ class Sort(SameColumns):
             yield "nothing to sort by"
         if self.count is not None and self.count < 0:
             yield f"count is {self.count}"
+
+    def limit_of_windows(self, rows: EventTime) -> tuple[str, int] | None:
+        """The column of windows that the order is by, first of all, and its lead: in a job, rows leave when it is
+        passed.
+        """
+        first = self.by[0]
+        if first.descending or not isinstance(first.expr, Col) or rows.promised is None:
+            return None
+        found = rows.promised.get(first.expr.name)
+        return (first.expr.name, found.lead) if found is not None and found.is_limit else None
+
+    def _time_of(self, below: Sequence[EventTime]) -> EventTime:
+        """Rows of any other order come at the end."""
+        (rows,) = below
+        return rows if self.limit_of_windows(rows) else replace(rows, promised=None, is_derived=True)
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
         """Every row is there, below as above, unless it gives the first ones only."""

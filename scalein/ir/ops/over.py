@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from scalein.dtypes import Field, Schema
 from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir import physical
+from scalein.ir.event_time import EventTime, of_windows
 from scalein.ir.exprs import Col, Expr, columns, type_of
 from scalein.ir.functions.registry import has_host
 from scalein.ir.ops.base import Op, Unary
 from scalein.ir.ops.order import By
 from scalein.ir.ops.predicates import is_same_within_group
+from scalein.ir.ops.rows import AssignWindows
 from scalein.ir.over import SPACING, OverCall
 from scalein.ir.physical import Node, Pipeline, identity
 from scalein.ir.printer import show_agg, show_expr
@@ -133,6 +135,33 @@ class Over(Unary):
 
     def passes_through(self, column: str) -> bool:
         return all(call.name != column for call in self.calls)
+
+    @property
+    def assigned(self) -> AssignWindows | None:
+        """What gives its rows the windows that are computed when they close; None if their rows come complete."""
+        below = self.input
+        while self.kind == WINDOWED and below.passes_through(self.time):
+            (below,) = below.streams
+        return below if isinstance(below, AssignWindows) else None
+
+    def _time_of(self, below: Sequence[EventTime]) -> EventTime:
+        rows = below[0].through(filter(self.passes_through, self.schema.names))
+        if not self.kind:
+            return replace(rows, promised=None, is_derived=True)
+        windows = self.assigned
+        if windows is None:
+            return rows.in_order_of(self.time)
+        inside = {name: Col(name) for name in rows.promised or () if name != self.time}
+        found = of_windows(windows.input.event_time, windows.window.time, inside, windows.window.least_size)
+        return replace(found, column=rows.column)
+
+    @property
+    def late_schema(self) -> Schema:
+        return (self.assigned or self).streams[0].schema
+
+    def times(self) -> tuple[tuple[Expr, int], ...]:
+        field = self.input.schema[self.time] if self.kind else None
+        return () if field is None else ((Col(field.name, field.dtype, field.nullable), 0),)
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
         """A predicate on keys keeps or drops whole partitions."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from scalein.dtypes import BOOL, I64, Field, Schema
 from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir import physical
+from scalein.ir.event_time import EventTime, Promise
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, type_of
 from scalein.ir.internal_names import internal
 from scalein.ir.ops.base import Op, Unary
-from scalein.ir.ops.watermark import Watermark
 from scalein.ir.physical import Node, Pipeline, identity
 from scalein.ir.printer import show_named
 from scalein.ir.process import ProcessBody
@@ -75,6 +75,23 @@ class Process(Unary):
     def state_reads(self) -> set[str]:
         return {name for expr, _ in self.exprs() for name in columns(expr)} | ({self.time} if self.time else set())
 
+    def _time_of(self, below: Sequence[EventTime]) -> EventTime:
+        """Columns that hold the time of the row or timer whenever they are yielded; plain Python is trusted."""
+        rows = below[0]
+        if rows.promised is None or not self.time:
+            return EventTime("", None if rows.promised is None else {}, True)
+        ordered = rows.in_order_of(self.time).promised or {}
+        keys = {key.name: found for key in self.keys if isinstance(key.expr, Col)
+                and (found := ordered.get(key.expr.name)) is not None}
+        kind = self.input.schema[self.time].dtype
+        own = {f.name: Promise(0, f.name) for f in self.body.outputs
+               if f.dtype == kind and self.body.yields_time(f.name, self.time)}
+        return EventTime("", {**keys, **own}, True)
+
+    def times(self) -> tuple[tuple[Expr, int], ...]:
+        field = self.input.schema[self.time] if self.time else None
+        return () if field is None else ((Col(field.name, field.dtype, field.nullable), 0),)
+
     def physical(self, p: Planner) -> Node:
         before = p.node(self.input)
         if self.time:
@@ -93,18 +110,3 @@ def time_sorted(before: Node, column: str) -> Node:
         there = Call("is_not_null", (Col(column, known.dtype, known.nullable),), dtype=BOOL, nullable=False)
         before = Pipeline(before, (FilterStep(there),), identity(before.schema), name="filter")
     return physical.Sort(before, ((column, False),), False, None)
-
-
-def time_of(op: Op) -> str:
-    """The column of event time that the rows of an op have; empty if they have none."""
-    below = op
-    while not isinstance(below, Watermark):
-        if len(below.inputs) != 1:
-            return ""
-        (below,) = below.inputs
-    column, above = below.column, op
-    while above is not below:
-        if not above.passes_through(column):
-            return ""
-        (above,) = above.inputs
-    return column

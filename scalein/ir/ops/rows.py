@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
@@ -15,6 +15,7 @@ import pyarrow as pa
 from scalein.dtypes import BOOL, Field, Schema, element_of, from_arrow_type
 from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir.checks import expect
+from scalein.ir.event_time import WINDOW_END, WINDOW_START, EventTime, Promise
 from scalein.ir.exprs import Col, Expr, Named, columns, type_of
 from scalein.ir.functions.registry import can_fail
 from scalein.ir.internal_names import internal
@@ -100,6 +101,9 @@ class Project(Unary):
         return any(item.name == column and isinstance(item.expr, Col) and item.expr.name == column
                    for item in self.items)
 
+    def _time_of(self, below: Sequence[EventTime]) -> EventTime:
+        return below[0].projected(self.items)
+
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
         below = over(self._by_name, predicate)
         return None if below is None else [(0, below)]
@@ -126,6 +130,11 @@ class MapBatches(Unary):
 
     def _detail(self) -> str:
         return str(getattr(self.fn, "__name__", type(self.fn).__name__))
+
+    def _time_of(self, below: Sequence[EventTime]) -> EventTime:
+        """The function is trusted with columns that it gives under their names, and of their types."""
+        known = self.input.schema
+        return below[0].through(f.name for f in self.schema if (old := known.get(f.name)) and old.dtype == f.dtype)
 
     def reads(self, needed: set[str]) -> tuple[set[str], ...]:
         return (set(self.input.schema.names),)
@@ -188,7 +197,7 @@ class AssignWindows(Unary):
 
     def _columns(self) -> Schema:
         time = type_of(self.window.time)
-        return Schema((*self.input.schema, Field("window_start", time, False), Field("window_end", time, False),
+        return Schema((*self.input.schema, Field(WINDOW_START, time, False), Field(WINDOW_END, time, False),
                        Field(LAST_WINDOW, BOOL, False)))
 
     def exprs(self) -> tuple[tuple[Expr, int], ...]:
@@ -204,14 +213,26 @@ class AssignWindows(Unary):
         return self.window.wrong()
 
     def reads(self, needed: set[str]) -> tuple[set[str], ...]:
-        return (needed - {"window_start", "window_end", LAST_WINDOW},)
+        return (needed - {WINDOW_START, WINDOW_END, LAST_WINDOW},)
 
     def passes_through(self, column: str) -> bool:
-        return column not in ("window_start", "window_end", LAST_WINDOW)
+        return column not in (WINDOW_START, WINDOW_END, LAST_WINDOW)
+
+    def _time_of(self, below: Sequence[EventTime]) -> EventTime:
+        """A window ends after the times that it holds; it may have begun long before."""
+        found = super()._time_of(below)
+        known = below[0].promise(self.window.time)
+        if found.promised is None or known is None:
+            return found
+        end = Promise(known.lead, WINDOW_END, True)
+        return replace(found, promised={**found.promised, WINDOW_END: end})
+
+    def times(self) -> tuple[tuple[Expr, int], ...]:
+        return ((self.window.time, 0),)
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
         """A row without a time must not fail."""
-        own = {"window_start", "window_end", LAST_WINDOW}
+        own = {WINDOW_START, WINDOW_END, LAST_WINDOW}
         return None if own & columns(predicate) or can_fail(predicate) else [(0, predicate)]
 
     def physical(self, p: Planner) -> Node:

@@ -18,18 +18,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
-from scalein.dtypes import BOOL, I64, Field, Schema
-from scalein.errors import NOWHERE, InternalError, SourceLoc
+from scalein.dtypes import BOOL, I64, UNITS_PER_SECOND, Field, Schema
+from scalein.errors import NOWHERE, InternalError, SourceLoc, WrongType
 from scalein.ir import physical
 from scalein.ir.checks import PROBES, expect, wrong_keys
+from scalein.ir.event_time import NO_TIME, WINDOW_END, WINDOW_START, EventTime, Promise
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, type_of
-from scalein.ir.functions.arithmetic import floored
+from scalein.ir.functions.arithmetic import floored, plus
 from scalein.ir.functions.registry import can_fail
 from scalein.ir.internal_names import internal
 from scalein.ir.ops.base import Op, Unary
 from scalein.ir.ops.join import Join, OuterJoin, Union
 from scalein.ir.ops.rows import Project
 from scalein.ir.ops.source import Source
+from scalein.ir.ops.watermark import Watermark
 from scalein.ir.physical import JoinBuild, Node, Pipeline, identity
 from scalein.ir.printer import show_equation, show_expr, show_span
 from scalein.ir.rewrite import substitute, transform, walk_streams
@@ -41,14 +43,16 @@ if TYPE_CHECKING:
     from scalein.ir.passes.physicalize import Planner
 
 HOWS = (*PROBES, "right", "outer")
-WINDOW_COLUMNS = ("window_start", "window_end")
+WINDOW_COLUMNS = (WINDOW_START, WINDOW_END)
 _TIME = internal("time")
+_CAST_TIME = internal("cast_time")  # of a side whose times are of another type
 
 
 @dataclass(frozen=True, slots=True)
 class TimeBound:
     """The times of the right side that a row of the left meets: right - left is in [low, high]; or both are in the
-    same window of `size`; with a `pick` (backward, forward, nearest) one row of the range. A limit of FOREVER is none.
+    same window of `size`, moved by `offset`; with a `pick` (backward, forward, nearest) one row of the range. A limit
+    of FOREVER is none.
     """
 
     left: Expr
@@ -57,13 +61,18 @@ class TimeBound:
     high: int = 0
     size: int = 0
     pick: str = "all"
+    offset: int = 0  # at least 0, less than the size
 
     @property
     def is_window(self) -> bool:
         return self.size > 0
 
     def window(self, time: Expr) -> Window:
-        return Window(time, self.size, self.size)
+        return Window(time, self.size, self.size, self.offset)
+
+    def window_start(self, time: int) -> int:
+        """Where the window of a time starts."""
+        return (time - self.offset) // self.size * self.size + self.offset
 
     def mirrored(self) -> TimeBound:
         """The same bound, seen from the right side."""
@@ -72,7 +81,8 @@ class TimeBound:
     def range_of(self, time: Expr) -> TimeRange:
         """The range of a row of the left side with this time, a 64-bit integer."""
         if self.is_window:
-            start = floored(time, self.size)
+            start = plus(floored(plus(time, -self.offset), self.size), self.offset) if self.offset else floored(
+                time, self.size)
             return TimeRange(start, 0, start, self.size - 1)
         return TimeRange(time, self.low, time, self.high, self.pick)
 
@@ -205,6 +215,30 @@ class StreamJoin(Op):
         keep = tuple(pair for pair in self.keep if pair[0] in needed)
         return self if len(keep) == len(self.keep) else replace(self, keep=keep)
 
+    def _time_of(self, below: Sequence[EventTime]) -> EventTime:
+        """Event time is that of the left side, unless rows come without one. See `promise` of the operator."""
+        left, right = below
+        bound = self.bound
+        column = "" if self.how in ("right", "outer") else left.column
+        promises = None if bound is None else (left.promise(bound.left), right.promise(bound.right))
+        if bound is None or promises is None or left.promised is None or right.promised is None:
+            return EventTime(column, None, True)
+        waits = (bound.left_wait,) if bound.pick != "all" else (bound.left_wait, bound.right_wait)
+        if max(waits) >= FOREVER:
+            return EventTime(column, None, True)
+        found = {name: Promise(each.lead - promises[0].lead, "left") for name, each in left.promised.items()
+                 if promises[0] is not None and each.of == promises[0].of}
+        for name, origin in self.keep if bound.pick == "all" else ():
+            each, time = right.promised.get(origin), promises[1]
+            if each is not None and time is not None and each.of == time.of:
+                found[name] = Promise(each.lead - time.lead, "right")
+        if bound.is_window:
+            found |= {WINDOW_START: Promise(0, WINDOW_START, True), WINDOW_END: Promise(bound.size, WINDOW_START, True)}
+        return EventTime(column, found, True)
+
+    def times(self) -> tuple[tuple[Expr, int], ...]:
+        return () if self.bound is None else ((self.bound.left, 0), (self.bound.right, 1))
+
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
         """A predicate that cannot fail goes to the side that it is about, unless rows without a match come out there,
         or fewer rows would leave more of the other side without one.
@@ -305,6 +339,11 @@ class JoinSides(Union):
     def wrong(self) -> Iterator[str]:
         return iter(())
 
+    def _time_of(self, below: Sequence[EventTime]) -> EventTime:
+        """Each column is that of one side."""
+        marked = [each.promised for each in below if each.promised is not None]
+        return EventTime("", {name: each for some in marked for name, each in some.items()}) if marked else NO_TIME
+
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
         return None
 
@@ -329,6 +368,33 @@ class BufferedJoin(Unary):
     def retention(self) -> tuple[str, ...]:
         return self.join.retention()
 
+    def _time_of(self, below: Sequence[EventTime]) -> EventTime:
+        sides = [below[0].projected(_side_columns(k, side.schema)) for k, side in enumerate(self.join.inputs)]
+        return self.join._time_of(sides)
+
+    @property
+    def late_schema(self) -> Schema:
+        """The columns of both sides, one of a name that both have; a row has null in those of the other side."""
+        left, right = (side.schema for side in self.join.inputs)
+        fields = [replace(f, nullable=True) for f in left if f.name != _CAST_TIME]
+        for f in right:
+            if f.name == _CAST_TIME:
+                continue
+            known = left.get(f.name)
+            if known is not None and known.dtype != f.dtype:
+                raise WrongType(f"late rows of a join have the columns of both sides, and {f.name!r} is "
+                                f"{known.dtype!r} on the left and {f.dtype!r} on the right", at=self.at, step="join",
+                                hint='rename or cast it on one side, or late="drop"')
+            if known is None:
+                fields.append(replace(f, nullable=True))
+        return Schema(tuple(fields))
+
+    def times(self) -> tuple[tuple[Expr, int], ...]:
+        """Over the rows of both sides."""
+        named = [{item.name: item.expr for item in _side_columns(k, side.schema)}
+                 for k, side in enumerate(self.join.inputs)]
+        return tuple((substitute(time, named[side]), 0) for time, side in self.join.times())
+
     def describe(self) -> tuple[str, str]:
         return self.join.describe()
 
@@ -341,6 +407,11 @@ def side_column(side: int, name: str) -> str:
     return internal(f"side{side}.{name}")
 
 
+def _side_columns(side: int, schema: Schema) -> tuple[Named, ...]:
+    """The columns of a side, as those of the rows of both."""
+    return tuple(Named(f.name, Col(side_column(side, f.name), f.dtype, f.nullable)) for f in schema)
+
+
 def as_buffered(roots: Sequence[Op]) -> Sequence[Op]:
     """The plans as a job runs them: joins of streams are over the rows of both sides."""
     if not any(isinstance(op, StreamJoin) for op in walk_streams(*roots)):
@@ -351,8 +422,38 @@ def as_buffered(roots: Sequence[Op]) -> Sequence[Op]:
 def _buffered(op: Op) -> Op:
     if not isinstance(op, StreamJoin):
         return op
+    schema, op = op.schema, with_times_of_one_type(op)
     sides = tuple(Project(side, tuple(Named(side_column(k, f.name), Col(f.name, f.dtype, f.nullable))
                                       for f in side.schema), at=op.at) for k, side in enumerate(op.inputs))
     left, right = (Source("input", side.schema.arrow, tuple(side.schema.names)) for side in op.inputs)
     join = replace(op, left=left, right=right, builds_left=False, name="")
-    return BufferedJoin(JoinSides(sides, at=op.at), join, op.name, at=op.at)
+    found = BufferedJoin(JoinSides(sides, at=op.at), join, op.name, at=op.at)
+    return found if found.schema.names == schema.names else Project(found, identity(schema), at=op.at)
+
+
+def with_times_of_one_type(op: StreamJoin) -> StreamJoin:
+    """The join with a column for a time that is cast to the other's type, and a watermark of that column: the sides of
+    a join have one watermark, in one unit.
+    """
+    bound = op.bound
+    if bound is None or not any(isinstance(time, Call) and time.fn == "cast" for time in (bound.left, bound.right)):
+        return op
+    sides = list(op.inputs)
+    times = [bound.left, bound.right]
+    for k, time in enumerate(times):
+        if not (isinstance(time, Call) and time.fn == "cast"):
+            continue
+        side, (given,), dtype = sides[k], time.args, type_of(time)
+        mark, lead = side, side.event_time.lead(given)
+        while len(mark.streams) == 1 and not isinstance(mark, Watermark):
+            (mark,) = mark.streams
+        if side.event_time.promised is not None:
+            if side.event_time.is_derived or lead is None or not isinstance(mark, Watermark):
+                raise WrongType("in a job both sides of a join have times of one type, or those of their sources",
+                                at=op.at, step="join", found=str(bound),
+                                hint="cast the time of one side before with_watermark")
+            factor = 1 if dtype.is_int else UNITS_PER_SECOND[dtype.unit] // UNITS_PER_SECOND[type_of(given).unit]
+            column = Col(_CAST_TIME, dtype, time.nullable)
+            whole = Project(side, (*identity(side.schema), Named(_CAST_TIME, time)), at=op.at)
+            sides[k], times[k] = Watermark(whole, _CAST_TIME, (mark.delay - lead) * factor, at=op.at), column
+    return replace(op, left=sides[0], right=sides[1], bound=replace(bound, left=times[0], right=times[1]))

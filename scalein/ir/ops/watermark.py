@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from scalein.errors import NOWHERE, SourceLoc
+from scalein.ir.event_time import EventTime, Promise
 from scalein.ir.ops.base import Op, SameColumns
 from scalein.ir.physical import Node
 from scalein.ir.printer import show_span
@@ -37,6 +38,12 @@ class Watermark(SameColumns):
 
     def reads(self, needed: set[str]) -> tuple[set[str], ...]:
         return (needed | {self.column},)
+
+    def _time_of(self, below: Sequence[EventTime]) -> EventTime:
+        """Rows that come at other times than the source's keep the watermark that they have."""
+        (rows,) = below
+        return replace(rows, column=self.column) if rows.is_derived else EventTime(
+            self.column, {self.column: Promise(0, self.column)})
 
     def physical(self, p: Planner) -> Node:
         """A bounded run sees everything, and ignores it."""

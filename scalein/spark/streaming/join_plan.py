@@ -15,7 +15,7 @@ from scalein.compiler import compile_flow
 from scalein.dtypes import DType
 from scalein.errors import BadArgument, SourceLoc
 from scalein.exec.bounded import Program
-from scalein.exec.fragments import Fragment, check_bounded
+from scalein.exec.fragments import Fragment, check_bounded, check_event_time
 from scalein.ir import ops
 from scalein.ir.exprs import Call
 from scalein.ir.rewrite import walk_ops
@@ -44,6 +44,7 @@ PARTS = ("", "right")  # of the state
 
 def plan_of(op: ops.Op, emit: str, late: str, on_error: str, at: SourceLoc) -> StreamPlan:
     """The plan of a stream."""
+    check_event_time([op], may_move=False)
     if any(isinstance(each, ops.StreamJoin) for each in stream_ops(op)):
         return JoinPlan(op, emit, late, on_error, at)
     plan = UnionPlan if len(unbound_sources(op, at)) > 1 else StreamPlan
@@ -126,7 +127,7 @@ class JoinPlan(StreamPlan):
         bound = self._join_op.bound
         if watermark is None:
             return None
-        return watermark if bound is None or not bound.is_window else watermark // bound.size * bound.size
+        return watermark if bound is None or not bound.is_window else bound.window_start(watermark)
 
     @property
     def _join_op(self) -> ops.StreamJoin:
