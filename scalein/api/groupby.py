@@ -219,7 +219,8 @@ class GroupBy(ForeignNames):
             op = AssignWindows(op, self._window, at=scope.at)
             keys += [column(name, Scope(op.schema, scope.step, scope.at)) for name in _WINDOW_COLUMNS]
         place = OverCall(internal("over0"), Agg("row_number", (), I64, False, at=scope.at), Frame())
-        time = "window_end" if self._window is not None else ""
+        limit = op.event_time.limit_among(keys)
+        time = "window_end" if self._window is not None else "" if limit is None else limit.name
         over = Over(op, tuple(keys), order.by, (place,), nulls_last=True, time=time, at=scope.at)
         among = Call("le", (Col(place.name, I64, False), Lit(k, I64)), dtype=BOOL, nullable=False, at=scope.at)
         shown = [item for item in identity(over.schema) if item.name in {*names, *added}]

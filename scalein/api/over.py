@@ -111,7 +111,8 @@ def computed(op: Op, nodes: Iterable[Expr | Agg], scope: Scope) -> tuple[Op, Sco
         if time and op.schema[time].nullable:  # as wherever event time matters
             there = Call("is_not_null", (by[0].expr,), dtype=BOOL, nullable=False)
             op = Filter(op, there, at=first.at)
-        op = Over(op, keys, by, calls, time=time, at=first.at)
+        limit = None if time else op.event_time.limit_among(keys)
+        op = Over(op, keys, by, calls, time=time if limit is None else limit.name, at=first.at)
         results |= {each: call.name for each, call in zip(together, calls, strict=True)}
         waiting = [each for each in waiting if each not in results]
     return op, replace(scope, schema=op.schema, results=results)

@@ -25,10 +25,12 @@ from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.internal_names import is_internal
+from scalein.ir.ops.aggregate import by_window
+from scalein.ir.ops.over import streamed
 from scalein.ir.ops.stream_join import as_buffered, with_times_of_one_type
 from scalein.ir.physical import Node
 from scalein.ir.printer import show_expr
-from scalein.ir.rewrite import rewrite, stacked, stream_path, walk_ops, walk_streams
+from scalein.ir.rewrite import rewrite, stacked, stream_path, transform, walk_ops, walk_streams
 from scalein.ir.stages import FOREVER
 from scalein.ir.windows import Window
 
@@ -175,6 +177,7 @@ def _without_data(source: ops.Source) -> ops.Source:
 
 def cut_together(roots: Sequence[ops.Op], emit: str) -> list[SourceEdge]:
     """The sources of several flows, which are the outputs of one job: what flows have in common is there once."""
+    roots = _as_of_a_job(roots, emit)
     if len(roots) == 1:
         return cut(roots[0])
     roots = _as_one_plan(as_buffered(roots))
@@ -214,6 +217,14 @@ def cut_together(roots: Sequence[ops.Op], emit: str) -> list[SourceEdge]:
         if same.watermark is None:
             same.watermark, same.timed = watermark, timed_rows
     return edges
+
+
+def _as_of_a_job(roots: Sequence[ops.Op], emit: str) -> Sequence[ops.Op]:
+    """The plans with ops in the place of those that are computed in another way as rows arrive; else the same ones."""
+    def replaced(op: ops.Op) -> ops.Op:
+        return streamed(by_window(op) if emit == "final" else op)
+
+    return transform(roots, replaced) if any(replaced(op) is not op for op in walk_streams(*roots)) else roots
 
 
 def _as_one_plan(roots: Sequence[ops.Op]) -> list[ops.Op]:

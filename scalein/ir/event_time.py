@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from scalein.dtypes import Kind
-from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
+from scalein.ir.exprs import Call, Col, Expr, Named
+from scalein.ir.functions.registry import REGISTRY
+from scalein.ir.printer import show_expr
+from scalein.ir.windows import Window
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 
@@ -50,21 +52,13 @@ class EventTime:
         """What is known of an expression over these rows."""
         if self.promised is None:
             return None
-        match expr:
-            case Col(name=name):
-                return self.promised.get(name)
-            case Call(fn="cast", args=(value,)) if type_of(value).is_int and type_of(expr).is_int:
-                return self.promise(value)
-            case Call(fn="add", args=(Lit(value=int(by)), value) | (value, Lit(value=int(by)))):
-                found = self.promise(value)
-                return found and found.moved(by)
-            case Call(fn="sub", args=(value, Lit(value=int(by)))):
-                found = self.promise(value)
-                return found and found.moved(-by)
-            case Call(fn="dt_truncate", args=(value,), params=(int(unit),)) if type_of(value).kind is Kind.TS:
-                found = self.promise(value)
-                return found and Promise(found.lead - unit + 1, f"{found.of} by {unit}")
-        return None
+        if isinstance(expr, Col):
+            return self.promised.get(expr.name)
+        moved = REGISTRY[expr.fn].moved(expr) if isinstance(expr, Call) else None
+        found = None if moved is None else self.promise(moved.of)
+        if moved is None or found is None:
+            return None
+        return found.moved(moved.by) if moved.is_exact else Promise(found.lead + moved.by, show_expr(expr))
 
     def through(self, names: Iterable[str]) -> EventTime:
         """The same of rows that have these columns, under their names."""
@@ -88,6 +82,14 @@ class EventTime:
         column = self.column if is_there else same[0] if same else self._other_name(promised)
         return replace(self, column=column, promised=None if self.promised is None else promised)
 
+    def limit_among(self, exprs: Iterable[Expr]) -> Col | None:
+        """The column with a limit of windows among some: rows with its values are complete once the watermark has
+        passed these. Of several the one that is passed first.
+        """
+        found = [(each.lead, expr) for expr in exprs if isinstance(expr, Col)
+                 and (each := self.promise(expr)) is not None and each.is_limit]
+        return max(found, key=lambda pair: pair[0])[1] if found else None
+
     def in_order_of(self, time: str) -> EventTime:
         """The same of rows that leave once the watermark has passed this column: their watermark is about it."""
         if self.promised is None:
@@ -103,7 +105,7 @@ NO_TIME = EventTime()
 AT_THE_END = EventTime(is_derived=True)  # of rows that come when no watermark does any more
 
 
-def of_windows(below: EventTime, time: Expr, names: Mapping[str, Expr], shortest: int) -> EventTime:
+def of_windows(below: EventTime, time: Expr, names: Mapping[str, Expr], window: Window) -> EventTime:
     """The event time of the rows of windows, which come when these close: `names` are columns beside their limits.
 
     No window to come starts before the watermark, and none is shorter than the shortest.
@@ -111,10 +113,14 @@ def of_windows(below: EventTime, time: Expr, names: Mapping[str, Expr], shortest
     if below.promised is None:
         return AT_THE_END
     known = below.promise(time)
-    limits = {WINDOW_START: Promise(0, WINDOW_START, True), WINDOW_END: Promise(shortest, WINDOW_END, True)}
-    found = {name: (name, below.promise(expr)) for name, expr in names.items()}
-    inside = {name: Promise(each.lead - known.lead, name) for name, each in found.values()
-              if each is not None and known is not None and each.of == known.of}
+    has_one_length = not window.is_session and not window.cumulates
+    limits = {WINDOW_START: Promise(0, WINDOW_START, True),
+              WINDOW_END: Promise(window.least_size, WINDOW_START if has_one_length else WINDOW_END, True)}
+    inside: dict[str, Promise] = {}
+    for name, expr in names.items():
+        each = below.promise(expr)
+        if each is not None and known is not None and each.of == known.of:
+            inside[name] = Promise(each.lead - known.lead, name, each.is_limit)
     return EventTime("", {**inside, **limits}, True)
 
 

@@ -125,8 +125,8 @@ def two_phase(node: WindowAggregate, partials: str = "partials", held: StateColu
     columns = tuple(column for some in each for column in some)
     slices = None if table.window is None else table.window.sliced(table.slice_size)
     partial = replace(node, table=replace(table, outputs=columns, window=slices))
-    is_session = table.window is not None and table.window.is_session
-    fields = Schema(tuple(f for f in partial.schema if is_session or f.name != "window_end"))
+    has_slices = table.window is not None and not table.window.is_session  # which have no end of their own
+    fields = Schema(tuple(f for f in partial.schema if not has_slices or f.name != "window_end"))
     source: Node = Scan(ops.Source(partials, fields.arrow, tuple(fields.names)))
     window = None
     if table.window is not None:

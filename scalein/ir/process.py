@@ -13,8 +13,6 @@ from scalein.dtypes import BOOL, I64, DType, Field
 from scalein.ir.accumulators import Assign, ExprAcc, Slot
 from scalein.ir.exprs import Lit, Named, type_of
 from scalein.ir.tables import Acc, AccKind, Key, Table
-from scalein.ir.udf import Assign as SetLocal
-from scalein.ir.udf import Local, Yield, walk
 
 if TYPE_CHECKING:
     from scalein.ir.udf import Method, Variable
@@ -73,6 +71,9 @@ class ProcessBody:
 
     def yields_time(self, output: str, time: str) -> bool:
         """Whether a column of the rows that come out is the time of the row, or of the timer, each time."""
+        from scalein.ir.udf import Assign as SetLocal  # flows without udfs do not need it
+        from scalein.ir.udf import Local, Yield, walk
+
         if self.on_row is None:
             return True
         number = [field.name for field in self.outputs].index(output)

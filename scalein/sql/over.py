@@ -17,8 +17,7 @@ from scalein.durations import Span, in_units
 from scalein.errors import SourceLoc, WrongType
 from scalein.ir.exprs import Agg, Call, Col, Expr, type_of
 from scalein.ir.internal_names import internal
-from scalein.ir.ops import LAST_WINDOW, By, Filter, Op, Over
-from scalein.ir.ops.process import time_of
+from scalein.ir.ops import By, Filter, Op, Over
 from scalein.ir.over import WINDOW_FUNCTIONS, Frame, OverCall
 from scalein.ir.unify import nested_hint
 from scalein.sql import windows
@@ -65,28 +64,22 @@ def planned(planner: Planner, node: exp.Select, e: Exprs, relation: Relation, no
             taken.add(name)
             e.known[id(each)] = Col(name, type_of(agg), agg.nullable)
         calls_of = tuple(OverCall(name, agg, frame) for (agg, frame), name in made.items())
-        time = _time(op, relation, keys, by)
+        time = _time(op, keys, by)
         if time and op.schema[time].nullable:  # as wherever event time matters
             op = Filter(op, Call("is_not_null", (by[0].expr,), dtype=BOOL, nullable=False), at=planner.at)
         op = Over(op, keys, by, calls_of, nulls_last=True, time=time, at=planner.at)
     return relation.over(op)
 
 
-def _time(op: Op, relation: Relation, keys: tuple[Expr, ...], by: tuple[By, ...]) -> str:
-    """The column whose watermark completes rows: the ends of windows, if they are keys, or event time that is in order.
+def _time(op: Op, keys: tuple[Expr, ...], by: tuple[By, ...]) -> str:
+    """The column whose watermark completes rows: a limit of windows, if it is a key, or event time that is in order.
 
-    So a job need not wait for the end of its input. Ends of windows are complete in what an aggregation gives, and in
-    rows that were assigned to windows.
+    So a job need not wait for the end of its input.
     """
-    window = relation.window
-    if window is not None and not window.is_pending and {window.start, window.end} <= set(keys):
-        is_assigned = LAST_WINDOW in op.schema.names
-        if isinstance(window.end, Col) and (is_assigned or windows.are_complete(op)) and not window.end.nullable:
-            return window.end.name
-    event = time_of(op)
+    limit, event = op.event_time.limit_among(keys), op.event_time.column
     field = op.schema.get(event) if event else None
-    if field is None or len(by) != 1:
-        return ""
+    if limit is not None or field is None or len(by) != 1:
+        return "" if limit is None else limit.name
     return event if by[0].expr == Col(field.name, field.dtype, field.nullable) and not by[0].descending else ""
 
 

@@ -26,7 +26,6 @@ from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.internal_names import internal
 from scalein.ir.ops import Aggregate, AssignWindows, Filter, Join, Op, Project
-from scalein.ir.ops.process import time_of
 from scalein.ir.resolve import Scope
 from scalein.ir.unify import cast_to
 from scalein.ir.windows import Window
@@ -244,7 +243,7 @@ def of_time(relation: Relation, keys: list[Expr]) -> tuple[EventWindow, list[Exp
 
     Where rows never end, groups are complete when their period is over; without windows they never would be.
     """
-    event = time_of(relation.op) if is_endless(relation.op) else ""
+    event = relation.op.event_time.column if is_endless(relation.op) else ""
     field = relation.op.schema.get(event) if event else None
     if field is None or field.dtype.kind is not Kind.TS or field.dtype.tz:
         return None

@@ -123,6 +123,8 @@ SHAPES = [
     Shape("`process` of a class", lambda s: s.filter(col("x").is_not_null()).group_by("k", g=col("g") % 2).process(
         Later)),
     Shape("`process` with timers and `ttl=`", lambda s: s.group_by("k").process(Batched, ttl="40ms")),
+    Shape("`process` after a join with a table", lambda s: s.filter(col("x").is_not_null()).join(
+        NAMES, on="k", how="semi").group_by("k").process(Later)),
     Shape("`group_by` after a join", lambda s: s.join(NAMES, on="k").group_by("name").agg(w=col("weight").sum()),
           ("name",)),
     Shape("`filter` of groups", lambda s: s.group_by("k").agg(n=si.count()).filter(col("n") > 2), ("k",)),
@@ -173,8 +175,14 @@ SHAPES = [
         si.tumbling("window_start", "60ms")).agg(most=col("n").max(), groups=si.count()), WINDOW),
     Shape("`group_by` of windows", lambda s: s.group_by("k", TUMBLING).agg(n=si.count()).group_by("k").agg(
         most=col("n").max()), ("k",)),
+    Shape("windows of times moved by a constant", lambda s: s.with_columns(u=col("t") - si.duration("25ms")).group_by(
+        "k", si.tumbling("u", "30ms")).agg(n=si.count()), ("k", *WINDOW)),
+    Shape("ranks among windows", lambda s: s.group_by("k", TUMBLING).agg(n=si.count()).filter(
+        si.row_number().over("window_start", "window_end", order_by=["n", "k"]) <= 2)),
+    Shape("`group_by` of windows' limits", lambda s: s.group_by("k", SLIDING).agg(n=si.count()).group_by(
+        "window_start", "window_end").agg(most=col("n").max()), WINDOW),
     Shape("`join` of streams in windows", lambda s: s.select("k", "t", "x").join(
-        s.select("k", "t", y=col("x")), on="k", within=si.tumbling("t", "30ms"), how="outer")),
+        s.select("k", "t", y=col("x")), on="k", within=si.tumbling("t", "30ms", offset="10ms"), how="outer")),
     Shape("`join` of streams by interval", lambda s: s.select("k", "t", "x").filter(col("x") > 0).join(
         s.select("k", "t", "g"), on="k", between=("-20ms", "35ms"), how="left")),
     Shape("`join` of streams: all rows", lambda s: s.select("k", "x").join(s.select("k", "g"), on="k", keep="forever",

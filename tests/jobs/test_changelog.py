@@ -233,3 +233,13 @@ def test_what_never_ends_cannot_wait_for_the_end() -> None:
     flow = si.from_source(stream).group_by("k").agg(n=si.count()).group_by("n").agg(m=si.count())
     with pytest.raises(si.ScaleinError, match="endless"):
         flow.start(sink=si.to_memory(), emit="changes")
+
+
+def test_groups_by_a_key_that_is_called_as_ends_of_windows_are() -> None:
+    table = pa.table({"window_end": [1, 2, 1], "x": [1, 2, 3]})
+    out = si.to_memory()
+    flow = si.from_batches(table.to_batches(max_chunksize=2), table.schema)
+    flow.group_by("window_end").agg(n=si.count()).start(sink=out, emit="changes").wait()
+    found = out.table().to_pydict()
+    assert sorted(zip(found["window_end"], found["n"], strict=True))[-1] == (2, 1)
+    assert max(n for end, n in zip(found["window_end"], found["n"], strict=True) if end == 1) == 2

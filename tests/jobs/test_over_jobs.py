@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import scalein as si
 from scalein import col
 from scalein.exec import over_operator
+from scalein.testing import Stream, until
 from tests.engines import examples
 from tests.same import assert_same
 
@@ -57,7 +58,18 @@ def running(flow: si.Flow) -> si.Flow:
         known=col("x").count().over("k", order_by="t"), rows=si.count().over("k", order_by="t"),
         least=col("y").min().over("k", order_by="t"), most=col("y").max().over("k", order_by="t"),
         first=col("s").first().over("k", order_by="t"), before=col("x").lag().over("k", order_by="t"),
-        all=col("x").sum().over(order_by="t"), when=col("t").min().over("j", order_by="t"))
+        all=col("x").sum().over(order_by="t"), when=col("t").min().over("j", order_by="t"),
+        mean=col("x").mean().over("k", order_by="t"), mean_of_floats=col("y").mean().over("j", order_by="t"),
+        last=col("s").last().over("k", order_by="t"))
+
+
+def of_windows(flow: si.Flow) -> si.Flow:
+    """Places among the windows' results, and the greatest of each time: SQL's ROW_NUMBER, and Nexmark's query 5."""
+    sums = flow.group_by("k", "j", si.sliding("t", "1s", every="300ms")).agg(total=col("x").sum(), n=si.count())
+    place = si.row_number().over("window_start", "window_end", order_by=["total", "k", "j"])
+    greatest = sums.group_by("window_start", "window_end").agg(total=col("total").max())
+    return sums.with_columns(place=place).join(
+        greatest, on=["window_start", "window_end", "total"], keep="forever").filter(col("place") > 0)
 
 
 def at_the_end(flow: si.Flow) -> si.Flow:
@@ -66,7 +78,9 @@ def at_the_end(flow: si.Flow) -> si.Flow:
 
 
 SHAPES: dict[str, Make] = {
-    "rows": over_rows, "time": over_time, "running": running, "end": at_the_end,
+    "rows": over_rows, "time": over_time, "running": running, "end": at_the_end, "windows": of_windows,
+    "top of sessions' results": lambda flow: flow.group_by("k", "j", si.session("t", gap="70ms")).agg(
+        n=si.count()).group_by("window_end").top_k(1, by=["n", "j", "k"]),
     "distinct": lambda flow: flow.distinct("k", within="1s"),
     "distinct all": lambda flow: flow.distinct("j", "s", within="1s"),
     "top": lambda flow: flow.group_by("k", si.tumbling("t", "1s")).top_k(2, by=["x", "y"]),
@@ -212,3 +226,26 @@ def test_distinct_within_forgets_keys() -> None:
         over_operator.SpacedOver._forget = forget  # type: ignore[method-assign]
     assert out.table().num_rows == 4000
     assert sizes[-1] <= 101
+
+
+ENDLESS: dict[str, Make] = {
+    "windows": of_windows,
+    "then windows": lambda flow: flow.group_by("k", si.tumbling("t", "300ms")).agg(n=si.count()).group_by(
+        "window_end").agg(most=col("n").max()).group_by(si.tumbling("window_end", "2s")).agg(s=col("most").sum()),
+    "top": lambda flow: flow.group_by("k", si.cumulate("t", "900ms", step="300ms")).agg(n=si.count()).group_by(
+        "window_start", "window_end").top_k(1, by=["n", "k"]),
+    "running": lambda flow: flow.with_columns(mean=col("x").mean().over("k", order_by="t")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", ENDLESS)
+def test_rows_come_before_the_end(shape: str) -> None:
+    """Values over results of windows, and running means, as time passes."""
+    table, make = table_of(300, 3, 4), ENDLESS[shape]
+    source = Stream({"a": table.to_batches(max_chunksize=37)}, ends=False)
+    out, rows = si.to_memory(), wanted(make, table)
+    job = make(si.from_source(source).with_watermark("t", "300ms")).start(sink=out)
+    until(lambda: out.table().num_rows > rows.num_rows // 3, job)
+    source.end()
+    job.wait()
+    assert_same(out.table(), rows, tolerance=1e-9)

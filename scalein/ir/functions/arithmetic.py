@@ -16,7 +16,7 @@ from typing import Any
 from scalein.dtypes import F64, I64, MAX_PRECISION, SIGNED, TIMES, UNSIGNED, DType, Kind
 from scalein.ir import decimals
 from scalein.ir.exprs import Call, Expr, Lit, type_of
-from scalein.ir.functions.registry import REGISTRY, Args, Fold, Function, always, declare, typed
+from scalein.ir.functions.registry import REGISTRY, Args, Fold, Function, Moved, always, declare, typed
 from scalein.ir.functions.strings import concatenated
 from scalein.ir.literals import fit
 from scalein.ir.unify import NOT_A_NUMBER, Refused, cast_to, finer, own_type_of, type_literal, unify
@@ -253,11 +253,24 @@ def _root(value: float) -> float:
     return math.nan if value < 0 else math.sqrt(value)
 
 
+def _added(call: Call) -> Moved | None:
+    match call.args:
+        case (Lit(value=int(by)), value) | (value, Lit(value=int(by))):
+            return Moved(value, by)
+    return None
+
+
+def _subtracted(call: Call) -> Moved | None:
+    value, by = call.args
+    return Moved(value, -by.value) if isinstance(by, Lit) and isinstance(by.value, int) else None
+
+
 declare(
-    Function("add", _arithmetic, 2, fallible=_overflows, fold=_always(operator.add), show="{0} + {1}",
+    Function("add", _arithmetic, 2, fallible=_overflows, fold=_always(operator.add), show="{0} + {1}", moved=_added,
              duckdb="({0} + {1})", spark="__add__", spark_if=_is_plain, spark_checked="try_add",
              numpy=("add",)),
     Function("sub", _arithmetic, 2, fallible=_overflows, fold=_always(operator.sub), show="{0} - {1}",
+             moved=_subtracted,
              duckdb="({0} - {1})", spark="__sub__", spark_if=_is_plain, spark_checked="try_subtract",
              numpy=("subtract",)),
     Function("mul", _arithmetic, 2, fallible=_overflows, fold=_always(operator.mul), show="{0} * {1}",

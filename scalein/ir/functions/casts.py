@@ -11,7 +11,7 @@ import pyarrow as pa
 from scalein.dtypes import F64, FLOATS, SIGNED, TIMES, UNITS_PER_SECOND, DType, Kind, ticks_per_day
 from scalein.ir import decimals
 from scalein.ir.exprs import Call, Expr, Lit, type_of
-from scalein.ir.functions.registry import Args, Function, NoValue, declare, typed
+from scalein.ir.functions.registry import Args, Function, Moved, NoValue, declare, typed
 from scalein.ir.literals import fit
 from scalein.ir.unify import INT_DIGITS, Refused, nested_hint, type_literal
 
@@ -204,5 +204,10 @@ def _is_wider(call: Call) -> bool:
     return {source.kind, target.kind} <= {*SIGNED} and SIGNED.index(source.kind) <= SIGNED.index(target.kind)
 
 
+def _same_integer(call: Call) -> Moved | None:
+    (value,) = call.args
+    return Moved(value, 0) if type_of(value).is_int and type_of(call).is_int else None
+
+
 declare(Function("cast", _cast, fallible=_cast_fails, host=_reads_or_writes_text, arrow="cast", fold=_fold,
-                 show="{0}.cast({type})", spark="cast", spark_if=_is_wider))
+                 moved=_same_integer, show="{0}.cast({type})", spark="cast", spark_if=_is_wider))

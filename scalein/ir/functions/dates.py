@@ -8,7 +8,7 @@ from scalein.dtypes import I32, I64, STR, DType, Kind, ticks_per_day
 from scalein.durations import Span, in_units
 from scalein.ir.exprs import Call, Expr, type_of
 from scalein.ir.functions.casts import is_utc, to_finer
-from scalein.ir.functions.registry import Args, Function, always, declare, typed
+from scalein.ir.functions.registry import Args, Function, Moved, always, declare, typed
 from scalein.ir.functions.strings import text_argument
 from scalein.ir.time_formats import letters, needs_clock, needs_date, needs_zone
 from scalein.ir.unify import Refused, type_literal
@@ -134,6 +134,11 @@ _declare_part("weekday", "isodow")
 _declare_part("ordinal_day", "dayofyear")
 for _name in ("second", "millisecond", "microsecond", "nanosecond"):
     _declare_part(_name)
+def _truncated(call: Call) -> Moved | None:
+    (unit,) = call.params
+    return None if _in_a_zone(call) or not isinstance(unit, int) else Moved(call.args[0], 1 - unit, is_exact=False)
+
+
 declare(
     Function("dt_strftime", _strftime, makes_text=always, show="{0}.dt.strftime({params})", sql=("DATE_FORMAT",),
              duckdb="strftime({0}, {params[0]})"),
@@ -142,7 +147,7 @@ declare(
              sql=("TO_TIMESTAMP",)),
     *(Function(_name, _total, fallible=_total_overflows, show=f"{{0}}.dt.{_name.removeprefix('dt_')}()")
       for _name in TOTALS_PER_DAY),
-    Function("dt_truncate", _truncate, fallible=always, host=_in_a_zone, arrow="truncate",
+    Function("dt_truncate", _truncate, fallible=always, host=_in_a_zone, arrow="truncate", moved=_truncated,
              show="{0}.dt.truncate({span})"),
     Function("dt_epoch", _epoch, fallible=_epoch_fails, show="{0}.dt.epoch({params})"),
 )

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 from scalein.dtypes import DType, Kind
 from scalein.ir.exprs import Call, Col, Expr, Lit, type_of, walk
@@ -45,6 +45,18 @@ class Nulls(Enum):
     OWN = auto()  # as `nullable` says
 
 
+class Moved(NamedTuple):
+    """A value that is at least so much greater than another; `is_exact`: and at most."""
+
+    of: Expr
+    by: int
+    is_exact: bool = True
+
+
+def nowhere(call: Call) -> Moved | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
     """A function that expressions may call. Callables look at a typed call alone, not at the calls among its arguments.
@@ -69,6 +81,7 @@ class Function:
     canonical: bool = False  # gives the same for -0.0 and 0.0, and for every NaN, as grouping does
     fold: Fold | None = None
     spelled_out: bool = False  # its rule gives other calls, so no typed plan has it
+    moved: Callable[[Call], Moved | None] = nowhere  # which argument it moves by a constant
     makes_text: Callable[[Call], bool] = never  # of bytes that no argument has: they stay until the block ends
     show: str = ""
     sql: tuple[str, ...] = ()

@@ -13,11 +13,12 @@ from scalein.dtypes import BOOL, Field, Schema
 from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.event_time import AT_THE_END, EventTime, of_windows
-from scalein.ir.exprs import Agg, Call, Expr, Named, NamedAgg, columns, type_of
+from scalein.ir.exprs import Agg, Call, Col, Expr, Named, NamedAgg, columns, type_of
 from scalein.ir.functions.registry import can_fail, has_host
-from scalein.ir.internal_names import is_internal
+from scalein.ir.internal_names import internal, is_internal
 from scalein.ir.ops.base import Op, Unary
 from scalein.ir.ops.predicates import is_same_within_group, over
+from scalein.ir.ops.rows import Project
 from scalein.ir.physical import Node, Pipeline, WindowAggregate, identity
 from scalein.ir.printer import show_agg, show_named
 from scalein.ir.stages import FilterStep
@@ -96,7 +97,7 @@ class Aggregate(Unary):
         if self.window is None:
             return AT_THE_END
         keys = {key.name: key.expr for key in self.keys}
-        return of_windows(below[0], self.window.time, keys, self.window.least_size)
+        return of_windows(below[0], self.window.time, keys, self.window)
 
     def times(self) -> tuple[tuple[Expr, int], ...]:
         return () if self.window is None else ((self.window.time, 0),)
@@ -134,3 +135,19 @@ class Aggregate(Unary):
 
 def _with_args(agg: Agg, new: Iterator[Expr]) -> Agg:
     return replace(agg, args=tuple(next(new) for _ in agg.args))
+
+
+def by_window(op: Op) -> Op:
+    """Groups by a limit of windows that were computed before, as groups in windows of one unit: for a job, which has
+    them when the watermark has passed the limit, not at the end of its input.
+    """
+    if not isinstance(op, Aggregate) or op.window is not None:
+        return op
+    limit = op.input.event_time.limit_among(key.expr for key in op.keys)
+    if limit is None:
+        return op
+    named = tuple(Named(internal(f"key.{key.name}"), key.expr) for key in op.keys)
+    window = Aggregate(op.input, named, Window(limit, 1, 1), op.aggs, at=op.at, name=op.name)
+    shown = {key.name: internal(f"key.{key.name}") for key in op.keys}
+    fields = [(f.name, window.schema[shown.get(f.name, f.name)]) for f in op.schema]
+    return Project(window, tuple(Named(name, Col(f.name, f.dtype, f.nullable)) for name, f in fields), at=op.at)

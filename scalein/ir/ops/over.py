@@ -6,19 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
-from scalein.dtypes import Field, Schema
+from scalein.dtypes import F64, I64, Field, Schema
 from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir import physical
 from scalein.ir.event_time import EventTime, of_windows
-from scalein.ir.exprs import Col, Expr, columns, type_of
+from scalein.ir.exprs import Agg, Call, Col, Expr, Named, columns, type_of
 from scalein.ir.functions.registry import has_host
+from scalein.ir.internal_names import internal
 from scalein.ir.ops.base import Op, Unary
 from scalein.ir.ops.order import By
 from scalein.ir.ops.predicates import is_same_within_group
-from scalein.ir.ops.rows import AssignWindows
+from scalein.ir.ops.rows import AssignWindows, Project
 from scalein.ir.over import SPACING, OverCall
 from scalein.ir.physical import Node, Pipeline, identity
 from scalein.ir.printer import show_agg, show_expr
+from scalein.ir.unify import cast_to
 
 if TYPE_CHECKING:
     from scalein.ir.passes.physicalize import Planner
@@ -36,9 +38,42 @@ def _can_stream(call: OverCall) -> bool:
     if fn == "lag":
         return all(isinstance(step, int) and step <= MAX_REACH for step in call.agg.params)
     if call.is_running:
+        if _parts(call) is not None:
+            return True
         is_combined = fn in ("row_number", "rank", "dense_rank", "count", "count_valid", "sum", "min", "max")
         return is_combined or (fn == "first" and len(call.agg.args) == 1)
     return call.frame.rows is None or call.frame.rows <= MAX_REACH
+
+
+def _parts(call: OverCall) -> tuple[tuple[OverCall, ...], Expr] | None:
+    """A running aggregate as others that a job can continue, and what it is of these; None if it is one itself."""
+    agg = call.agg
+    if not call.is_running or len(agg.args) != 1:
+        return None
+    (x,) = agg.args
+    if agg.fn == "last" and not call.frame.with_peers:
+        return (), x
+    if agg.fn != "mean" or not (type_of(x).is_int or type_of(x).is_float):
+        return None
+    total = OverCall(internal(f"{call.name}.sum"), Agg("sum", (cast_to(x, F64),), F64, True, at=agg.at), call.frame)
+    count = OverCall(internal(f"{call.name}.count"), Agg("count_valid", (x,), I64, False, at=agg.at), call.frame)
+    values = (Col(total.name, F64, True), cast_to(Col(count.name, I64, False), F64))
+    mean = Call("div", values, dtype=F64, nullable=True)
+    return (total, count), mean
+
+
+def streamed(op: Op) -> Op:
+    """Values over other rows as a job computes them: running means of sums and counts, which it can continue."""
+    if not isinstance(op, Over) or op.kind != TIMED:
+        return op
+    parts = {call.name: found for call in op.calls if (found := _parts(call)) is not None}
+    if not parts:
+        return op
+    calls = tuple(each for call in op.calls for each in (parts[call.name][0] if call.name in parts else (call,)))
+    whole = replace(op, calls=calls) if calls else op.input
+    made = {name: expr for name, (_, expr) in parts.items()}
+    items = tuple(Named(item.name, made.get(item.name, item.expr)) for item in identity(op.schema))
+    return Project(whole, items, at=op.at)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -140,7 +175,7 @@ class Over(Unary):
     def assigned(self) -> AssignWindows | None:
         """What gives its rows the windows that are computed when they close; None if their rows come complete."""
         below = self.input
-        while self.kind == WINDOWED and below.passes_through(self.time):
+        while self.kind == WINDOWED and not below.has_state and below.passes_through(self.time):
             (below,) = below.streams
         return below if isinstance(below, AssignWindows) else None
 
@@ -152,7 +187,7 @@ class Over(Unary):
         if windows is None:
             return rows.in_order_of(self.time)
         inside = {name: Col(name) for name in rows.promised or () if name != self.time}
-        found = of_windows(windows.input.event_time, windows.window.time, inside, windows.window.least_size)
+        found = of_windows(windows.input.event_time, windows.window.time, inside, windows.window)
         return replace(found, column=rows.column)
 
     @property
