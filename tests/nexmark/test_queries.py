@@ -129,3 +129,14 @@ def test_a_query_runs_on_spark(name: str, spark: Any, tmp_path: Path) -> None:
     got = sis.run(nexmark.flow(name, files), spark).toArrow()
     want = nexmark.flow(name, DATA).collect()
     assert_same(got.cast(want.schema), want, tolerance=ROUNDING)
+
+
+def test_groups_of_windows_are_final_over_endless_streams() -> None:
+    """The most bids of each window come when it is over, and so does who has them."""
+    inputs = nexmark.Streams(*(si.from_source(Endless(table, [900, 2000])).with_watermark("dateTime", nexmark.DELAY)
+                               for table in SMALL))
+    out = si.to_memory()
+    job = nexmark.flow("q5", inputs).start(sink=out)
+    job.wait(timeout=120)
+    assert job.metrics()["late_rows"] == 0
+    assert_same(out.table(), nexmark.flow("q5", SMALL).collect())

@@ -55,10 +55,11 @@ def _parts(call: OverCall) -> tuple[tuple[OverCall, ...], Expr] | None:
         return (), x
     if agg.fn != "mean" or not (type_of(x).is_int or type_of(x).is_float):
         return None
-    total = OverCall(internal(f"{call.name}.sum"), Agg("sum", (cast_to(x, F64),), F64, True, at=agg.at), call.frame)
+    total = OverCall(internal(f"{call.name}.sum"), Agg("sum", (cast_to(x, F64),), F64, agg.nullable, at=agg.at),
+                     call.frame)
     count = OverCall(internal(f"{call.name}.count"), Agg("count_valid", (x,), I64, False, at=agg.at), call.frame)
-    values = (Col(total.name, F64, True), cast_to(Col(count.name, I64, False), F64))
-    mean = Call("div", values, dtype=F64, nullable=True)
+    values = (Col(total.name, F64, agg.nullable), cast_to(Col(count.name, I64, False), F64))
+    mean = Call("div", values, dtype=F64, nullable=agg.nullable)
     return (total, count), mean
 
 
