@@ -347,7 +347,7 @@ class Relations:
         if not bound.size:
             return {}
         try:
-            (window,) = windows_of(Window(bound.left, bound.size, bound.size), time)
+            (window,) = windows_of(Window(bound.left, bound.size, bound.size, bound.offset), time)
         except ComputeError as error:
             self.failures.errors.append(error)
             return {}
@@ -462,7 +462,7 @@ def _number(key: Any) -> int:
 
 def _is_within(bound: TimeBound, left: int, right: int) -> bool:
     if bound.size:
-        return left // bound.size == right // bound.size
+        return (left - bound.offset) // bound.size == (right - bound.offset) // bound.size
     apart = right - left
     return (bound.low <= -FOREVER or apart >= bound.low) and (bound.high >= FOREVER or apart <= bound.high)
 
