@@ -22,7 +22,6 @@ from scalein.durations import Span
 from scalein.errors import BadSql, ScaleinError, WrongType, warn
 from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
 from scalein.ir.functions.registry import REGISTRY
-from scalein.ir.ops.process import time_of
 from scalein.ir.time_formats import BadFormat
 from scalein.ir.unify import Refused, own_type_of, type_literal
 from scalein.sql.parse import Text, span_of, unwrapped
@@ -176,7 +175,7 @@ class Exprs:
 
     def clock(self, name: str, node: exp.Expr) -> Expr:
         """The time of the clock, which no flow knows; PROCTIME() of a stream with event time is read as that."""
-        event = time_of(self.relation.op) if name == "PROCTIME" else ""
+        event = self.relation.op.event_time.column if name == "PROCTIME" else ""
         field = self.relation.op.schema.get(event) if event else None
         if field is None:
             raise self.refused(f"{name} is not known when a flow is planned: results would not repeat", node,
