@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -210,6 +211,16 @@ def parsed(source: Text, tokens: list[Token]) -> exp.Expr:
         raise source.error(BadSql, "there is no statement", (0, len(source.text)))
     assert isinstance(found, exp.Expr)
     return found
+
+
+@contextmanager
+def not_too_deep(source: Text) -> Iterator[None]:
+    """Where a query is nested deeper than Python can follow, an error that says so."""
+    try:
+        yield
+    except RecursionError:
+        raise source.error(BadSql, "the query is nested too deeply", (0, min(len(source.text), 60)),
+                           hint="compute parts of it in WITH") from None
 
 
 def _unreadable(source: Text, tokens: list[Token], error: SqlglotError) -> BadSql:

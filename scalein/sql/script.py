@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from scalein.api.flow import Flow
 from scalein.errors import BadSql, SourceLoc
 from scalein.sql.inputs import Inputs
-from scalein.sql.parse import Statement, Text, statements, tree
+from scalein.sql.parse import Statement, Text, not_too_deep, statements, tree
 from scalein.sql.plan import Planner
 
 _OF_SESSIONS = ("CREATE", "EXPLAIN", "SHOW", "DESCRIBE", "DESC", "DROP", "INSERT")
@@ -47,13 +44,3 @@ def _last(source: Text, found: tuple[Statement, ...], inputs: Inputs) -> Flow:
         if isinstance(step, Rows):
             raise source.error(BadSql, "only the last statement is a query", found[number].span)
     raise source.error(BadSql, "the last statement gives no rows", found[-1].span, hint="SELECT * FROM t")
-
-
-@contextmanager
-def not_too_deep(source: Text) -> Iterator[None]:
-    """Where a query is nested deeper than Python can follow, an error that says so."""
-    try:
-        yield
-    except RecursionError:
-        raise source.error(BadSql, "the query is nested too deeply", (0, min(len(source.text), 60)),
-                           hint="compute parts of it in WITH") from None

@@ -14,7 +14,7 @@ from scalein.errors import NOWHERE, BadSql, ScaleinError, SourceLoc, guess
 from scalein.sql.calls import is_function
 from scalein.sql.dialect import word
 from scalein.sql.inputs import Inputs
-from scalein.sql.parse import Statement, Text, statements, tree
+from scalein.sql.parse import Statement, Text, not_too_deep, statements, tree
 from scalein.sql.plan import Planner
 from scalein.sql.tables import SINKS, Maker, Table, declared
 
@@ -99,13 +99,16 @@ class Session:
             line = text.count("\n", 0, statement.span[0]) + 1
             source = Text(text, at if file is None else SourceLoc(file, line))
             if statement.starts("INSERT"):
-                inserts.append(self._insert(source, statement))
+                with not_too_deep(source):
+                    inserts.append(self._insert(source, statement))
                 continue
             if inserts:
                 yield Inserts(tuple(inserts))
                 inserts.clear()
             self._find_sources()
-            yield self._step(source, statement)
+            with not_too_deep(source):
+                step = self._step(source, statement)
+            yield step
         if inserts:
             yield Inserts(tuple(inserts))
 

@@ -62,6 +62,7 @@ def test_statements_come_from_the_standard_input(capsys: Captured, monkeypatch: 
     (["select 1", "--from", "sales.parquet"], "--from takes NAME=PATH"),
     (["select 1", "--to", "out.xlsx"], "whose ending says its format"),
     (["insert into t select 1"], "INSERT writes to a table that CREATE TABLE made"),
+    (["select " + "(" * 3000 + "1" + ")" * 3000], "nested too deeply"),
     (["drop table t"], "there is no table 't'"), (["describe t"], "there is no table 't'"),
     (["create table t (x bigint)"], "WITH ('connector' = ...)"), (["explain drop view v"], "EXPLAIN takes a query"),
     (["create table t (x nonsense) with ('connector' = 'print')"], "there is no type"),
