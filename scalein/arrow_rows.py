@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +61,25 @@ def extents(array: pa.Array) -> Extents:
         sizes = np.asarray(array.sizes).astype(np.int64)
         return Extents(array.values, offsets[:count], np.where(valid, sizes, 0), valid)
     return Extents(array.values, offsets[:-1], np.where(valid, np.diff(offsets), 0), valid)
+
+
+def from_texts(texts: Iterable[str]) -> pa.Array:
+    """An array of strings. `pa.array` of Python's values imports pandas, where it is installed."""
+    encoded = [text.encode() for text in texts]
+    ends = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+    if len(ends) and ends[-1] > np.iinfo(np.int32).max:
+        raise pa.ArrowCapacityError(f"{ends[-1]} bytes of text do not fit in an array")
+    offsets = np.append(np.zeros(1, np.int32), ends.astype(np.int32))
+    return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
+
+
+def as_type(column: pa.Array, arrow: pa.DataType) -> pa.Array:
+    """A column in another form of its type. Dictionaries are decoded for views: pyarrow knows no such cast."""
+    if column.type == arrow:
+        return column
+    if pa.types.is_dictionary(column.type) and arrow in (pa.string_view(), pa.binary_view()):
+        column = column.dictionary_decode()
+    return column.cast(arrow)
 
 
 def taken(array: pa.Array, rows: pa.Array) -> pa.Array:

@@ -158,6 +158,12 @@ class BoundSource:
         content = getattr(self.source, "content", None)
         return None if content is None else str(content())
 
+    def with_dictionaries(self) -> BoundSource:
+        """The same input, in which text with few different values may be a dictionary: the types of columns change."""
+        coded = getattr(self.source, "with_dictionaries", None)
+        source = self.source if coded is None else coded()
+        return self if source is self.source else BoundSource(self.name, source, self._at, self._columns)
+
     @property
     def row_groups_skipped(self) -> int:
         """How many row groups of Parquet `where` has left out so far."""

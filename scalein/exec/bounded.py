@@ -39,6 +39,7 @@ from scalein.ir.physical import (
     walk_nodes,
 )
 from scalein.ir.printer import show_expr
+from scalein.ir.rewrite import rewrite
 from scalein.ir.stages import FilterStep, Probe
 from scalein.kernels.bind import conformed
 from scalein.memory import MemoryAccount, keep_at_most
@@ -77,7 +78,7 @@ class Query:
 
     def __init__(self, op: ops.Op) -> None:
         self._op, self._schema = op, op.schema.arrow
-        self._plan, self._sources = plan_of(op)
+        self._plan, self._sources = plan_of(rewrite(op, _coded))
         self._idle: IdleOperators = {}
         self._join_tables: JoinTables = {}
         tables = (table for node in walk_nodes(self._plan) if isinstance(node, Pipeline | WindowAggregate)
@@ -121,6 +122,14 @@ class Query:
             raise
         except (OSError, UnicodeError) as error:
             raise reported(error, here(self._op.at)) from error
+
+
+def _coded(op: ops.Op) -> ops.Op | None:
+    """A source with dictionaries where they are cheaper to read."""
+    if not isinstance(op, ops.Source) or not isinstance(op.data, BoundSource):
+        return None
+    data = op.data.with_dictionaries()
+    return None if data is op.data else replace(op, arrow=data.schema, data=data)
 
 
 def _conformed(rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

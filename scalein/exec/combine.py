@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_rows import as_numpy, from_numpy, scattered, taken
+from scalein.arrow_rows import as_numpy, as_type, from_numpy, scattered, taken
 from scalein.dtypes import I64, Field, Schema
 from scalein.exec.bounded import Program
 from scalein.ir import ops
@@ -132,8 +132,7 @@ class _SideBySide:
         frame["row"], frame["end"] = 0, len(columns[0])
         chunks = list(collect_chunks(compiled, frame, self._items, len(columns[0])))
         found = [pa.concat_arrays(parts) if len(parts) > 1 else parts[0] for parts in zip(*chunks, strict=True)]
-        return [array if array.type == arrow else array.cast(arrow)
-                for array, arrow in zip(found, self._types, strict=True)]
+        return [as_type(array, arrow) for array, arrow in zip(found, self._types, strict=True)]
 
     def _kernel(self, reads: tuple[Read, ...], options: Options) -> Compiled:
         if reads not in self._kernels:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_rows import as_numpy, from_numpy
+from scalein.arrow_rows import as_numpy, as_type, from_numpy
 from scalein.cancellation import DETACHED_ROWS, run_detached
 from scalein.dtypes import I32, I64
 from scalein.errors import ScaleinError
@@ -135,7 +135,7 @@ class Emitter:
         schema = self._schema
         if prepared is not None:
             arrays = [self._decoded(a, k, prepared, table) for k, a in enumerate(arrays)]
-        arrays = [a if a.type == f.type else a.cast(f.type) for a, f in zip(arrays, schema, strict=True)]
+        arrays = [as_type(a, f.type) for a, f in zip(arrays, schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _decoded(self, array: pa.Array, position: int, prepared: Prepared, table: Table) -> pa.Array:

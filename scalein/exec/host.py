@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.arrow_functions import evaluate
-from scalein.arrow_rows import Extents, as_integers, extents, filtered, from_numpy, taken
+from scalein.arrow_rows import Extents, as_integers, as_type, extents, filtered, from_numpy, taken
 from scalein.cancellation import raise_if_cancelled
 from scalein.dtypes import as_plain
 from scalein.errors import BadData, ComputeError, ScaleinError
@@ -58,7 +58,7 @@ def _columns(host: Host, schema: pa.Schema, batch: pa.RecordBatch) -> list[pa.Ar
         try:
             column = batch.column(item.expr.name) if isinstance(item.expr, Col) else texts.evaluate(item.expr)
             column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-            columns.append(column if column.type == field.type else column.cast(field.type))
+            columns.append(as_type(column, field.type))
         except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
             if not is_too_long(error):
                 raise
@@ -201,7 +201,7 @@ def explode(op: ops.Explode, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
             elements = {name: _elements(each.values, each.starts[rows] + offsets, sizes)
                         for name, each in lists.items()}
             columns = [elements[name] if name in lists else taken(batch.column(name), parents) for name in schema.names]
-            columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, schema, strict=True)]
+            columns = [as_type(c, f.type) for c, f in zip(columns, schema, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_rows import from_numpy, gathered, taken
+from scalein.arrow_rows import as_type, from_numpy, gathered, taken
 from scalein.cancellation import DETACHED_ROWS, raise_if_cancelled, run_detached
 from scalein.dtypes import I32, I64, DType, Kind
 from scalein.exec.arrow_offset_limits import cut_points, total_weights
@@ -102,7 +102,7 @@ class JoinTable:
             these = from_numpy(rows[start:stop])
             found = [pa.nulls(len(these), field.type) if array is None else taken(array, these)
                      for array, field in zip(arrays, schema, strict=True)]
-            found = [c if c.type == field.type else c.cast(field.type) for c, field in zip(found, schema, strict=True)]
+            found = [as_type(c, field.type) for c, field in zip(found, schema, strict=True)]
             yield pa.RecordBatch.from_arrays(found, schema=schema)
 
     def nulls(self, how: str) -> dict[str, bool]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scalein.arrow_rows import taken
+from scalein.arrow_rows import as_type, taken
 from scalein.exec.morsels import PIPELINE_MORSEL_ROWS
 from scalein.exec.schedule import schedule
 from scalein.exec.tables import HashTable, handle_full
@@ -216,7 +216,7 @@ def _assemble(schema: pa.Schema, batch: pa.RecordBatch, passed: dict[int, str],
               arrays: list[pa.Array]) -> pa.RecordBatch:
     rest = iter(arrays)
     columns = [batch.column(passed[i]) if i in passed else next(rest) for i in range(len(schema))]
-    columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, schema, strict=True)]
+    columns = [as_type(c, f.type) for c, f in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.arrow_rows import as_numpy, from_numpy, taken
+from scalein.arrow_rows import as_numpy, as_type, from_numpy, taken
 from scalein.cancellation import DETACHED_ROWS, raise_if_cancelled, run_detached
 from scalein.exec import arrow_offset_limits
 from scalein.ir.physical import Sort
@@ -141,7 +141,7 @@ class _Best:
         """Which rows have a first key as good as the worst one held; better, if it is the only key."""
         name, descending = self._node.by[0]
         alone, nulls_last = len(self._node.by) == 1, self._node.nulls_last
-        key, worst = comparable(piece.column(name).cast(self._schema.field(name).type)), self._worst
+        key, worst = comparable(as_type(piece.column(name), self._schema.field(name).type)), self._worst
         assert worst is not None
         if not worst.is_valid:
             good = key.is_valid() if nulls_last else pa.repeat(False, len(key))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_rows import as_type
 from scalein.ir.stages import Read
 from scalein.layout import COLUMN, FrameData, size_of
 
@@ -134,5 +135,5 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The batch with exactly these types: a pass-through dictionary column becomes strings."""
     if batch.schema == schema:
         return batch
-    columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
+    columns = [as_type(c, f.type) for c, f in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

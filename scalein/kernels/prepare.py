@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_rows import from_texts
 from scalein.dtypes import STR, Kind, Schema
 from scalein.ir.exprs import Call, Col, Expr, Named, type_of
 from scalein.ir.functions.registry import python_function
@@ -74,7 +75,7 @@ class Interner:
         return len(self._ids)
 
     def values(self) -> pa.Array:
-        return pa.array(list(self._ids), pa.string())
+        return from_texts(self._ids)
 
 
 class ProbedTable(Protocol):

@@ -34,7 +34,7 @@ import pyarrow as pa
 from scalein.connectors.formats import statistics
 from scalein.connectors.formats.base import reading
 from scalein.connectors.formats.conversion import converts
-from scalein.connectors.formats.parquet import converted_batches
+from scalein.connectors.formats.parquet import CODED, HEADER_BYTES, MAX_CODE_BYTES, converted_batches
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.partition_columns import Values, with_constants
 from scalein.exec.event_time import NO_TIMES, TimeRange, TimeSummary, merge_summaries
@@ -42,10 +42,6 @@ from scalein.exec.event_time import NO_TIMES, TimeRange, TimeSummary, merge_summ
 TASK_BYTES = 256 << 20  # of compressed files that a task reads, at least if there are enough cores
 BATCH_ROWS = 1 << 18
 BATCH_BYTES = 64 << 20  # rows of a batch are fewer where they are wide
-# Bytes of a value, its part of the dictionary included, up to which text has few different values.
-MAX_CODE_BYTES = 1.5
-_HEADER_BYTES = 256  # of pages, in a row group of few rows
-_CODED = pa.dictionary(pa.int32(), pa.string())
 _INSTANT = pa.timestamp("us", "UTC")
 _LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 
@@ -95,7 +91,7 @@ class RowGroups:
         """All rows, decoded by one thread."""
         for path, some in groupby(self.groups, key=itemgetter(0)):
             numbers = [number for _, number in some]
-            coded = [field.name for field in self.schema if field.type == _CODED]
+            coded = [field.name for field in self.schema if field.type == CODED]
             with reading(path, "parquet"), _open(path, coded) as file:
                 yield from _read(path, file, numbers, self.schema, self.values.get(path, {}))
 
@@ -124,7 +120,7 @@ class RowGroups:
 
 def coded_types(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
     """The schema with dictionaries of text in some columns."""
-    return pa.schema([field.with_type(_CODED) if field.name in names else field for field in schema])
+    return pa.schema([field.with_type(CODED) if field.name in names else field for field in schema])
 
 
 def _open(path: str, coded: Collection[str] = ()) -> Any:
@@ -197,7 +193,7 @@ def plan_row_groups(files: Sequence[ScannedFile], schema: pa.Schema, conditions:
                 sizes.append(_size(group, names, "total_compressed_size"))
                 rows.append(group.num_rows)
                 coded -= {name for name in coded if name in names and _size(group, [name], "total_uncompressed_size")
-                          > MAX_CODE_BYTES * group.num_rows + _HEADER_BYTES}
+                          > MAX_CODE_BYTES * group.num_rows + HEADER_BYTES}
     times_of_skipped = merge_summaries(skipped_times, None if time is None else time.max_gap)
     return RowGroups(schema, tuple(groups), tuple(sizes), tuple(rows), values, frozenset(coded),
                      Skipped(len(skipped), sum(skipped), times_of_skipped))

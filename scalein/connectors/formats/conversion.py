@@ -94,6 +94,8 @@ def converted(column: pa.Array, field: pa.Field, path: str) -> pa.Array:
             return column.view(wanted)
         if pa.types.is_dictionary(wanted) and not pa.types.is_dictionary(found):
             column = column.cast(wanted.value_type).dictionary_encode()
+        if pa.types.is_dictionary(found) and not pa.types.is_dictionary(wanted):
+            column = column.dictionary_decode()  # a cast to views is not known
         if pa.types.is_run_end_encoded(found):
             from pyarrow.compute import run_end_decode
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from scalein.connectors.base import QUIET_S
 from scalein.connectors.formats.base import MAX_ROWS, FileSplit, Format
 from scalein.connectors.formats.lenient import MALFORMED, malformed_row, with_malformed
-from scalein.connectors.formats.parquet import Parquet
+from scalein.connectors.formats.parquet import CODED, TEXTS, Parquet, coded_columns
 from scalein.connectors.formats.statistics import Condition, holds
 from scalein.connectors.formats.text import Csv, JsonLines
 from scalein.connectors.partition_columns import PartitionColumns, Values, with_constants
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # Between two listings of a followed directory: it doubles while nothing appears; a listing takes a small share of it.
 _MIN_WAIT_S, _MAX_WAIT_S, _LISTING_SHARE = 0.05, 0.4, 4
 _MAX_THREADS = 8  # pyarrow decodes the columns of a file in its own threads; more would only hold more rows
+_LOOKED_AT = 4  # files whose text decides whether columns are read as dictionaries
 _MIN_BATCH_BYTES = 1 << 20  # of Parquet under a memory limit
 _PARTITION = "files"
 
@@ -156,6 +157,21 @@ class FileSource:
             return replace(self, memory=memory)
         batch_bytes = max(_MIN_BATCH_BYTES, memory // 8)
         return replace(self, memory=memory, format=replace(self.format, batch_bytes=batch_bytes))
+
+    def with_dictionaries(self) -> FileSource:
+        """The same rows, with dictionaries for text that has few different values, as the first files of Parquet say:
+        these are cheaper to decode, to compare and to group by.
+        """
+        if not isinstance(self.format, Parquet) or not self.bounded or self.sets_aside:
+            return self
+        try:
+            files = sorted(self.listing.names())[:_LOOKED_AT]
+            coded = frozenset.intersection(*(coded_columns(self.listing.path(name)) for name in files)) if files else ()
+        except (OSError, pa.ArrowException):
+            return self  # reading will say what is wrong
+        types = {column.name: CODED for column in self.whole if column.name in coded and column.type in TEXTS}
+        return self if not types else replace(self, whole=pa.schema([
+            column.with_type(types.get(column.name, column.type)) for column in self.whole]))
 
     @property
     def row_groups_skipped(self) -> int:
