@@ -446,12 +446,15 @@ class TimedOver(_Remembering):
         return self.deferred()
 
     def deferred(self) -> Batches:
-        """What the watermark has passed, unless the rows that their frames reach back to were read just before."""
+        """What the watermark has passed, unless the rows that their frames reach back to were read just before. A Spark
+        task puts nothing off: its version of the state says that all of it has come out.
+        """
         mark = self._postponed
         if mark is None:
             return []
         began = time.monotonic()
-        waits = began - self._computed_s < (COMPUTE_SHARE - 1) * self._took_s and self._context.options.memory is None
+        may_wait = self._context.options.memory is None and self._context.state is None
+        waits = may_wait and began - self._computed_s < (COMPUTE_SHARE - 1) * self._took_s
         if waits and sum(each.rows for each in self._hints.segments) > MANY_ROWS:
             return []
         self._postponed, self._released = None, mark

@@ -199,7 +199,7 @@ class _Sessions(AggregateOperator, ABC):
         mark = self._postponed
         if mark is None:
             return
-        waits = time.monotonic() - self._closed_s < (self._share() - 1) * self._took_s
+        waits = self._context.state is None and time.monotonic() - self._closed_s < (self._share() - 1) * self._took_s
         if not waits or self._counted + sum(each.rows for each in self._log.segments) <= SMALL_ROWS:
             yield from self._close_iter(mark)
 

@@ -21,6 +21,7 @@ import scalein.spark as sis
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.errors import BadArgument, LateData
+from scalein.exec import over_operator, session_windows
 from scalein.spark.streaming.diagnose import why_no_output
 from tests import oracle
 from tests.engines import examples
@@ -197,6 +198,20 @@ def test_values_over_other_rows(shape: str, seed: int) -> None:
         got = pa.Table.from_pylist(fold_changes(got, ["since"]), want.schema) if "ttl w" in shape else got.drop(["op"])
     assert_same(got, want)
     assert coordinator.totals.late_rows == 0
+
+
+def test_a_task_puts_nothing_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs look less often at what is much; what is final at the end of a task must come out with it."""
+    monkeypatch.setattr(over_operator, "MANY_ROWS", -1)
+    monkeypatch.setattr(over_operator, "COMPUTE_SHARE", 1 << 60)
+    monkeypatch.setattr(session_windows, "SMALL_ROWS", -1)
+    monkeypatch.setattr(session_windows, "CLOSE_SHARE", 1 << 60)
+    batches = [[batch_of((100 * k, 1), (100 * k + 1, 2))] for k in range(4)]
+    for name, build, want in (
+            ("over", lambda q: q.select(n=si.count().over("k", order_by="t", within=5)), [1, 1, 1, 1, 2, 2, 2]),
+            ("sessions", lambda q: q.group_by("k", si.session("t", gap=5)).agg(n=si.count()).select("n"), [2, 2, 2])):
+        got = rows_of(build(si.flow(SCHEMA).with_watermark("t", 0)), batches, tmp_path / name)
+        assert sorted(got["n"].to_pylist()) == want, name
 
 
 def test_state_is_forgotten(tmp_path: Path) -> None:
