@@ -18,7 +18,7 @@ from scalein.dtypes import Kind
 from scalein.errors import ScaleinError, SourceLoc
 from scalein.ir.exprs import Call, Col, Expr, Named, columns, type_of
 from scalein.ir.functions.registry import REGISTRY, can_fail
-from scalein.ir.ops import Project, Reordered
+from scalein.ir.ops import Op, Project, Reordered
 from scalein.sql import join_order, stream_joins, windows
 from scalein.sql.exprs import Exprs
 from scalein.sql.joins import Pair, equi_join, filtered, left_join_where, typed_pair
@@ -324,6 +324,8 @@ class FromClause:
             return self._in_tree(written, relations, pool)
         theirs = [*pool, *order.derived]
         found = self._in_tree(written, relations, pool)
+        if _may_fail(found.op, relations):
+            return found  # in another order, a key or condition would meet rows that this one drops before
         return _reordered(found, self._in_tree(order.tree, reduced, theirs, order.classes), order.estimate, self.at)
 
     def _in_tree(self, tree: join_order.Tree, relations: list[Relation], pool: list[exp.Expr],
@@ -582,6 +584,19 @@ def _missing(equalities: list[_Equality], numbers: list[int], number: int) -> li
             members.setdefault(k, side)
     return [exp.EQ(this=members[a].copy(), expression=members[b].copy())
             for a in sorted(members) for b in sorted(members) if a < b and frozenset((a, b)) not in there]
+
+
+def _may_fail(op: Op, relations: Sequence[Relation]) -> bool:
+    """Whether a key or condition that joins the relations can fail for a row."""
+    known = {id(each.op) for each in relations}
+    waiting = [op]
+    while waiting:
+        op = waiting.pop()
+        if id(op) not in known:
+            if any(can_fail(expr) for expr, _ in op.exprs()):
+                return True
+            waiting += op.inputs
+    return False
 
 
 def _reordered(written: Relation, found: Relation, estimate: str, at: SourceLoc) -> Relation:

@@ -222,6 +222,19 @@ def test_columns_come_in_the_order_of_from() -> None:
     assert got["k"].to_pylist() == got["few"].to_pylist()
 
 
+def test_a_condition_on_several_tables_that_can_fail_keeps_the_order() -> None:
+    """In the order as written `z // y` meets only rows whose `k` is in `one`; the cheapest order would meet all."""
+    one = pa.table({"k": [5] * 50, "x": [1] * 50})
+    two = pa.table({"k": [5, *range(10, 30)], "m": [1] * 21, "y": [1] + [0] * 20})
+    three = pa.table({"m": [1], "z": [1]})
+    query = "SELECT count(*) AS n FROM one, two, three WHERE one.k = two.k AND two.m = three.m AND z // y {} 1"
+    flow = si.sql(query.format("="), one=one, two=two, three=three)
+    assert not reordered(flow)
+    assert flow.collect().to_pydict() == {"n": [50]}
+    total = "SELECT count(*) AS n FROM one, two, three WHERE one.k = two.k AND two.m = three.m"
+    assert reordered(si.sql(total, one=one, two=two, three=three))
+
+
 def test_explain_shows_the_order_with_estimated_rows() -> None:
     text = si.sql(QUERY, small=SMALL, t=FACTS).explain("logical")
     line = next(line for line in text.splitlines() if "Reordered" in line)
