@@ -144,7 +144,7 @@ class Writer:
             case 15:
                 return self.int_checked("int({})", self.expr("str", depth))
             case 16:
-                small = "abs({}) % 40"
+                small = "({}) % 40"
                 patterns = ["math.gcd({}, {})", "math.lcm({}, {})", f"math.comb({small}, {small})", "math.comb({}, 2)",
                             f"math.perm({small}, {small})", f"math.factorial({small})", "math.isqrt({})",
                             "({}).bit_length()", "({}).bit_count()", "divmod({}, {})[0]",

@@ -15,7 +15,8 @@ import pytest
 
 import scalein as si
 from scalein import ScaleinError, col
-from scalein.exec import external_distinct, partitioned_aggregate, radix, spill_partitions
+from scalein.arrow_rows import copied
+from scalein.exec import partitioned_aggregate, radix, spill_partitions
 from scalein.exec.spill_file import SpillFile
 from scalein.ir.tables import AccKind
 from tests.same import assert_same
@@ -230,7 +231,7 @@ def test_distinct_rows_are_emitted_as_they_come() -> None:
 def test_keys_seen_are_in_memory_of_their_own() -> None:
     """A few rows of a batch do not hold the whole batch."""
     whole = pa.record_batch({"k": np.arange(100_000), "s": pa.array(["text"] * 100_000)})
-    part = external_distinct._copied(whole.slice(10, 3))
+    part = copied(whole.slice(10, 3))
     assert part.equals(whole.slice(10, 3))
     assert part.get_total_buffer_size() < 1000
 

@@ -381,7 +381,7 @@ def test_errors_are_translated(spark: Any, tmp_path: Path) -> None:
         (BadArgument, "no such migration", {"migration": "now"}),
         (BadArgument, "late has no such policy", {"late": "keep"}),
         (BadArgument, "late takes a sink of its own", {"late": 3}),
-        (BadArgument, "has no windows", {"late": si.to_memory()}),
+        (BadArgument, "the flow has neither", {"late": si.to_memory()}),
         (BadArgument, "on_error has no such policy", {"on_error": "drop"}),
         (BadArgument, "on_error takes a sink of its own", {"on_error": 3}),
         (BadArgument, "checkpoint takes a directory", {"checkpoint": 3}),
