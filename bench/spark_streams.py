@@ -49,9 +49,10 @@ def session() -> Any:
 
 def write_file(folder: Path, number: int, table: pa.Table) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{number:05}.parquet"
-    pq.write_table(table, path)
-    os.utime(path, (1_700_000_000 + number,) * 2)
+    hidden = folder / f".{number:05}.parquet"  # Spark must see the file with its final time only
+    pq.write_table(table, hidden)
+    os.utime(hidden, (1_700_000_000 + number,) * 2)
+    hidden.rename(folder / f"{number:05}.parquet")
 
 
 def some_rows(number: int, rows: int, keys: int) -> pa.Table:
