@@ -139,7 +139,7 @@ class JobRun:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The most rows a second with so many workers, and the latency at half of that rate."""
+    """The greatest rate with a number of workers, and the latency at half of that rate."""
 
     flow: str
     workers: int
@@ -511,7 +511,7 @@ class _CountedChanges:
             time.sleep(0.001)
 
     def check(self, what: str, rows: int | None = None) -> None:
-        """Raises unless each key has as many rows as the source gave, of which there were so many."""
+        """Raises unless each key was counted as often as the source gave it, `rows` times in all."""
         total = int(self.counts.sum())
         if rows not in (None, total) or not np.array_equal(self.counts, self._source.counts(total)):
             raise InternalError(f"{what} has counted other rows than came", rows=total)

@@ -34,7 +34,7 @@ class Shares:
 
     @staticmethod
     def of(memory: int | None, shares: int) -> Shares:
-        """For operators that have so many shares (`Op.memory_shares`) in all.
+        """The shares of operators whose `Op.memory_shares` add up to `shares`.
 
         >>> Shares.of(1_000, 4), Shares.of(1_000, 4 + 3)  # an aggregation; and a sort
         (Shares(queues=125, kept=468, spare=125), Shares(queues=125, kept=267, spare=125))

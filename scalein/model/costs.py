@@ -90,7 +90,7 @@ class Groups:
         return float(heavy.max()) + (1 - sum(counts) / self.rows) / parts
 
     def expected(self, rows: float, keys: int | None = None) -> float:
-        """The distinct keys among so many rows; `keys` says how many there are in all, where that is known."""
+        """The number of distinct keys among `rows` rows; `keys` is their number in all, where it is known."""
         if rows <= self.rows:
             left = 1 - rows / max(1, self.rows)
             found = float(sum(number * (1 - left ** count) for count, number in self.of_count.items()))
@@ -154,7 +154,7 @@ class StateCost:
 
 
     def changed(self, rate: float, keys: int | None, seconds: float) -> float:
-        """The groups that rows of so many seconds of the source change, at a rate: each slice of time has its own.
+        """The groups that the rows of `seconds` change, at `rate` rows a second: each slice of time has its own.
 
         >>> hot = StateCost("group_by", Groups(1000, {10: 100}), 24.0, 1.0, Span(2.0, seconds=10.0))
         >>> round(hot.changed(1e6, None, 1.0)), round(hot.changed(1e6, None, 50.0))
@@ -195,19 +195,19 @@ class Costs:
     alone: Costs | None = None  # of rounds of one batch; None: as of long rounds
 
     def calls(self, rows: float, batch_rows: float) -> float:
-        """How often kernels are called in a round of so many rows."""
+        """The number of kernel calls in a round of `rows` rows."""
         return rows / batch_rows if batch_rows >= SMALL_ROWS else ceil(rows / COALESCED_ROWS)
 
     def prepare_s(self, rows: float, batch_rows: float) -> float:
-        """Seconds in a round of so many rows, in batches of so many, that prepare kernels."""
+        """Seconds that prepare kernels in a round of `rows` rows, which come in batches of `batch_rows`."""
         return self.batch_s * rows / batch_rows + self.call_s * self.calls(rows, batch_rows) + self.row_s * rows
 
     def end_s(self, rows: float) -> float:
-        """Seconds that end a round of so many rows."""
+        """Seconds that end a round of `rows` rows."""
         return self.round_s + self.end_row_s * rows
 
     def kernels_s(self, rows: float, batch_rows: float) -> float:
-        """Seconds in kernels, in a round of so many rows."""
+        """Seconds in kernels in a round of `rows` rows."""
         return self.kernel_call_s * self.calls(rows, batch_rows) + rows * _read(self.kernel_row_s, rows)
 
 

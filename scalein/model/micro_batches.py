@@ -3,7 +3,7 @@
 A batch has one or two waves of tasks (`spark/streaming/query.py`). Small batches of files: each of `partitions` tasks
 reads all rows, keeps those of its keys, and holds its part of the state; nothing is shuffled. Others: tasks on all
 cores read the rows and make partial groups of them, which are shuffled to `partitions` tasks. Tasks that find no free
-core wait: so many partitions as slots, or a multiple, keep all of them busy, and fewer leave some idle.
+core wait: as many partitions as slots, or a multiple, keep all of them busy; fewer leave some idle.
 
 State is in sorted runs: a batch writes one of the groups that it touched, merged with those that are not much larger
 (`hash_runs.choose_to_merge`, which decides here as well). An aggregation crosses the shuffle as partial groups, a few
@@ -81,7 +81,7 @@ class Batch:
 
 def batch_of(rows: float, row_s: float, costs: Costs, touched: list[Touched], figures: SparkFigures,
              config: SparkConfig, slower: float = 1.0) -> Batch:
-    """A micro-batch of so many rows, each of which takes `row_s` of a core."""
+    """A micro-batch of `rows` rows, each of which takes `row_s` of a core."""
     from scalein.spark.streaming.inputs import READ_ALL_BYTES  # needed for streams on Spark only
 
     size = rows * costs.bytes
@@ -155,5 +155,5 @@ def _rewrites_of(step: int) -> float:
 
 
 def _rewrites(groups: float) -> float:
-    """How many groups are read and merged for each that changes, where there are so many times more in all."""
+    """The groups that are read and merged for each one that changes; there are `groups` for each one that changes."""
     return _rewrites_of(round(4 * log2(max(1.0, groups))))

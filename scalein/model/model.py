@@ -477,7 +477,7 @@ class Model(Scales):
                           partial(self._predict_spark, config, spark, machine=machine), took_s)
 
     def _touched(self, config: Config, rate: float, seconds: float) -> list[Touched]:
-        """What a batch of so many seconds at a rate changes of the state."""
+        """The state that a batch changes which takes in `seconds` of a source with `rate` rows a second."""
         found = []
         for each in self.costs.states:
             groups = each.count(rate, config.keys, self._rows(rate))

@@ -27,7 +27,7 @@ INDEX_BYTES = 16  # of a group: a word of the index, whose tables are half full 
 
 
 def states_of(op: ops.Op, rows: int) -> Iterator[StateCost]:
-    """The steps of a flow that keep something, over tables with so many rows in all."""
+    """The state of a flow's steps, over tables that have `rows` rows together."""
     for step in walk_streams(op):
         match step:
             case ops.Aggregate():

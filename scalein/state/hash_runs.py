@@ -49,9 +49,9 @@ from scalein.storage.object_store import STATE, CountedOutput, Location
 HASH = "#hash"
 BLOCK_ROWS = 1 << 20  # of a block, about; also what a merge holds at a time
 MIGRATION_STEPS = 8  # batches in which a hybrid migration moves a task's key groups, at least
-MIGRATION_ROWS, MIGRATION_RATIO = 1 << 14, 2  # it moves so many rows with a batch, or so many times the batch's rows
+MIGRATION_ROWS, MIGRATION_RATIO = 1 << 14, 2  # rows that it moves with a batch: at least, and for each row of the batch
 MIGRATIONS = ("lazy", "eager", "hybrid")
-MERGE_RATIO = 4  # a run is merged if it has up to so many times the rows merged so far
+MERGE_RATIO = 4  # a run is merged if it has at most this many times the rows merged so far
 CRC32, COMPILED = 0, 1  # kinds of checksums: zlib's, which the first versions wrote, and that of `checksum.py`
 _MAX_OPEN_FILES = 64  # of a process; their memory is in the page cache
 _NAME = re.compile(rf"{STATE}/[\w-]+\.arrow")

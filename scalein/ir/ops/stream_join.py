@@ -52,7 +52,7 @@ _CAST_TIME = internal("cast_time")  # of a side whose times are of another type
 class TimeBound:
     """The times of the right side that a row of the left meets: right - left is in [low, high]; or both are in the
     same window of `size`, moved by `offset`; with a `pick` (backward, forward, nearest) one row of the range. A limit
-    of FOREVER is none.
+    of FOREVER means that there is no limit.
     """
 
     left: Expr

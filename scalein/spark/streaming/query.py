@@ -235,7 +235,7 @@ class StreamJob:
         return self._batch_lock.locked()
 
     def configuration(self, workers: int) -> dict[str, object]:
-        """What `Model.predict` is asked about this stream, with so many partitions."""
+        """The arguments of `Model.predict` for this stream, with `workers` partitions."""
         every_s = 0.0
         with suppress(ScaleinError):  # Spark reads more texts than we do, and 0 is no interval
             every_s = seconds(self._spec.trigger.get("processingTime", 0), "the trigger", self._spec.at)
